@@ -1,0 +1,1 @@
+//! The kvrelay scheduler: sans-IO decisions, KV accounting, policies, latency models, records and metrics.

@@ -1,0 +1,1 @@
+//! The wall-clock driver of the kvrelay scheduler: real workers, KV transfer.

@@ -1,0 +1,1 @@
+//! Model files, tokenizers, chat templates and sampling for kvrelay.

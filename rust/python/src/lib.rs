@@ -1,0 +1,1 @@
+//! kvrelay._core, the Python extension module.

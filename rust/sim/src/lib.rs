@@ -1,0 +1,1 @@
+//! The virtual-time driver of the kvrelay scheduler, and searches over it.

@@ -1,0 +1,1 @@
+//! Arrivals, lengths, presets and trace formats for kvrelay.
