@@ -1,1 +1,12 @@
-//! The kvrelay scheduler: sans-IO decisions, KV accounting, policies, latency models, records and metrics.
+//! The kvrelay core: every decision, and no I/O.
+//!
+//! [`scheduler::Scheduler::handle`] is the only place where a decision is made. It is given the
+//! instant, reads no clock, and drives a simulated cluster and a real one alike.
+
+pub mod cluster;
+pub mod kv;
+pub mod latency;
+pub mod request;
+pub mod slo;
+pub mod step;
+pub mod time;
