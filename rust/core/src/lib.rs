@@ -4,9 +4,14 @@
 //! instant, reads no clock, and drives a simulated cluster and a real one alike.
 
 pub mod cluster;
+pub mod event;
 pub mod kv;
 pub mod latency;
+pub mod metrics;
+pub mod policy;
+pub mod record;
 pub mod request;
+pub mod scheduler;
 pub mod slo;
 pub mod step;
 pub mod time;

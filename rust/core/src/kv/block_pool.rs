@@ -215,10 +215,11 @@ impl BlockPool {
         }
     }
 
-    /// Forgets the content of blocks that are held but no longer valid (their worker is gone).
-    pub fn forget(&mut self, blocks: &[BlockId]) {
-        for block in blocks {
-            if let Some(hash) = self.blocks[block.0 as usize].hash.take() {
+    /// Forgets all content, of held blocks too: the worker's memory is gone.
+    pub fn forget_all(&mut self) {
+        self.clear_cache();
+        for block in &mut self.blocks {
+            if let Some(hash) = block.hash.take() {
                 self.index.remove(hash);
             }
         }

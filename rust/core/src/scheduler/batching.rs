@@ -1,0 +1,267 @@
+//! What a worker does next: asking for a batch, validating it, ordering the run.
+
+use super::Scheduler;
+use super::live::Phase;
+use super::state::State;
+use super::worker::Outstanding;
+use crate::cluster::WorkerId;
+use crate::event::Action;
+use crate::kv::Holder;
+use crate::policy::{Batch, Decision, PolicyFault, WorkerView};
+use crate::record::Status;
+use crate::request::RequestId;
+use crate::step::{Row, Run, Seq, Step, StepShape};
+
+fn invalid(message: String) -> Decision<()> {
+    Err(PolicyFault::Invalid { method: "batch", message })
+}
+
+impl Scheduler {
+    pub(super) fn batch_all(&mut self, actions: &mut Vec<Action>) -> Decision<()> {
+        for index in 0..self.state.workers.len() {
+            if !self.state.workers[index].wants_batch() {
+                continue;
+            }
+            let worker = WorkerId(index as u32);
+            let batch = self.policy.batch(&WorkerView::new(&self.state, worker))?;
+            self.state.validate_batch(worker, &batch)?;
+            self.state.commit_batch(worker, batch, actions);
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn validate_batch(&self, worker: WorkerId, batch: &Batch) -> Decision<()> {
+        let phase = |id: &RequestId| self.requests.get(*id).map(super::live::Live::phase);
+        let is_waiting = |id: &RequestId| phase(id) == Some(Phase::Waiting(worker));
+        let is_running = |id: &RequestId| phase(id) == Some(Phase::Decoding(worker));
+        for (id, tokens) in &batch.prefill {
+            if !is_waiting(id) {
+                return invalid(format!(
+                    "prefill of request {}, which does not wait at worker {}",
+                    id.0, worker.0
+                ));
+            }
+            if *tokens == 0 {
+                return invalid(format!("0 prompt tokens of request {}", id.0));
+            }
+        }
+        for id in batch.decode.iter().flatten().chain(&batch.preempt) {
+            if !is_running(id) {
+                return invalid(format!(
+                    "decode or preemption of request {}, which does not decode at worker {}",
+                    id.0, worker.0
+                ));
+            }
+        }
+        if let Some(id) = batch.drop.iter().find(|id| !is_waiting(id) && !is_running(id)) {
+            return invalid(format!("drop of request {}, which is not at worker {}", id.0, worker.0));
+        }
+        let named = batch.prefill.iter().map(|(id, _)| *id);
+        let mut named: Vec<_> = named.chain(batch.decode.iter().flatten().copied()).collect();
+        named.extend(batch.drop.iter().chain(&batch.preempt));
+        named.sort_unstable();
+        if let Some(twice) = named.windows(2).find(|pair| pair[0] == pair[1]) {
+            return invalid(format!("request {} named twice", twice[0].0));
+        }
+        if batch.repeat == Some(0) {
+            return invalid("repeat of 0, at least 1 is needed".to_owned());
+        }
+        if let Some(at) = batch.wake_at.filter(|at| *at <= self.now) {
+            return invalid(format!("wake_at {at:?}, which is not after {:?}", self.now));
+        }
+        self.validate_limits(batch)
+    }
+
+    fn validate_limits(&self, batch: &Batch) -> Decision<()> {
+        let chunk = |(id, tokens): &(RequestId, u32)| u64::from((*tokens).min(self.requests[*id].pending()));
+        let tokens: u64 = batch.prefill.iter().map(chunk).sum();
+        if batch.prefill.len() > 1 && tokens > u64::from(self.limits.max_prefill_tokens) {
+            let limit = self.limits.max_prefill_tokens;
+            return invalid(format!(
+                "{tokens} prompt tokens in a step, the limit is {limit} (one longer prompt may go alone)"
+            ));
+        }
+        let rows = batch.prefill.len() + batch.decode.as_ref().map_or(0, Vec::len);
+        if rows > self.limits.max_batch as usize {
+            return invalid(format!("{rows} requests in a step, the limit is {}", self.limits.max_batch));
+        }
+        Ok(())
+    }
+
+    fn commit_batch(&mut self, worker: WorkerId, batch: Batch, actions: &mut Vec<Action>) {
+        self.worker(worker).dirty = false;
+        self.timers.extend(batch.wake_at);
+        for id in batch.drop {
+            self.give_up(id, Status::Refused, Some("dropped by the policy".to_owned()), actions);
+        }
+        for id in batch.preempt {
+            self.preempt(worker, id);
+        }
+        let decode = batch.decode.unwrap_or_else(|| self.workers[worker.index()].running.clone());
+        let mut rows = self.decode_rows(worker, decode, batch.prefill.len());
+        let wants_prefill = !batch.prefill.is_empty();
+        self.prefill_rows(worker, batch.prefill, &mut rows);
+        if rows.is_empty() && wants_prefill {
+            // None of the prompts found room: room only comes from those who decode.
+            let running = self.workers[worker.index()].running.clone();
+            rows = self.decode_rows(worker, running, 0);
+        }
+        if rows.is_empty() {
+            return;
+        }
+        let repeat = if rows.iter().all(|row| row.decode) {
+            let limit = batch.repeat.unwrap_or(u32::MAX).min(self.limits.max_repeat);
+            self.reserve_repeats(worker, &rows, limit)
+        } else {
+            1
+        };
+        self.order(worker, Run { steps: vec![Step { rows }], repeat }, actions);
+    }
+
+    fn order(&mut self, worker: WorkerId, run: Run, actions: &mut Vec<Action>) {
+        let now = self.now;
+        for row in &run.steps[0].rows {
+            let live = &mut self.requests[row.request];
+            live.in_run = true;
+            if row.decode {
+                live.record.decode_start.get_or_insert(now);
+            } else if live.record.prefill_start.is_none() {
+                live.record.prefill_start = Some(now);
+                live.record.prefill_worker = Some(worker);
+                live.record.cached_tokens = row.start;
+            }
+        }
+        let entry = self.worker(worker);
+        let seq = Seq(entry.next_seq);
+        entry.next_seq += 1;
+        entry.ready = false;
+        entry.clock.start(now);
+        entry.outstanding = Some(Outstanding {
+            seq,
+            shape: StepShape::of(&run.steps[0].rows),
+            run: run.clone(),
+            start: now,
+            held_blocks: entry.pool.num_held(),
+            cut: false,
+        });
+        actions.push(Action::Run { worker, seq, run });
+    }
+
+    /// Rows of those who decode, each with a block for its next token. When the pool has none left
+    /// the latest to join is preempted, so the oldest always gets on.
+    fn decode_rows(&mut self, worker: WorkerId, chosen: Vec<RequestId>, num_prefill: usize) -> Vec<Row> {
+        let slots = (self.limits.max_batch as usize).saturating_sub(num_prefill);
+        let mut rows: Vec<Row> = Vec::with_capacity(chosen.len().min(slots));
+        for id in chosen.into_iter().take(slots) {
+            while self.requests[id].phase() == Phase::Decoding(worker) && !self.extend_table(worker, id, 1) {
+                let victim = *self.workers[worker.index()].running.last().expect("the asking one runs");
+                rows.retain(|row| row.request != victim);
+                self.preempt(worker, victim);
+            }
+            let live = &self.requests[id];
+            if live.phase() == Phase::Decoding(worker) {
+                rows.push(Row {
+                    request: id,
+                    start: live.computed(),
+                    len: 1,
+                    want_logits: true,
+                    decode: true,
+                });
+            }
+        }
+        rows
+    }
+
+    /// Rows of prompts, as far as room allows: what does not start waits on.
+    fn prefill_rows(&mut self, worker: WorkerId, chosen: Vec<(RequestId, u32)>, rows: &mut Vec<Row>) {
+        let mut left = self.limits.max_chunk_tokens.unwrap_or(u32::MAX);
+        for (id, tokens) in chosen {
+            let live = &self.requests[id];
+            // A decode row's preemption does not touch waiting requests, so this one still waits.
+            if left == 0 || live.phase() != Phase::Waiting(worker) {
+                continue;
+            }
+            if live.kv.is_none() && !self.start_prompt(worker, id) {
+                continue;
+            }
+            let live = &self.requests[id];
+            let len = tokens.min(live.pending()).min(left);
+            left -= len;
+            rows.push(Row {
+                request: id,
+                start: live.computed(),
+                len,
+                want_logits: len == live.pending(),
+                decode: false,
+            });
+        }
+    }
+
+    /// Takes blocks for a whole prompt, cached ones first; false if there is no room.
+    fn start_prompt(&mut self, worker: WorkerId, id: RequestId) -> bool {
+        let live = &self.requests[id];
+        let target = live.target();
+        if !self.workers[worker.index()].can_start(live) {
+            return false;
+        }
+        let kv = self.take_room(worker, id, u64::from(target), target - 1);
+        self.worker(worker).queued_tokens -= u64::from(kv.computed);
+        self.requests[id].kv = Some(kv);
+        true
+    }
+
+    /// Makes the request's table long enough for `steps` more tokens; false if the pool is short.
+    fn extend_table(&mut self, worker: WorkerId, id: RequestId, steps: u32) -> bool {
+        let pool = &mut self.workers[worker.index()].pool;
+        let kv = self.requests[id].kv.as_mut().expect("a decoding request has KV");
+        let needed = pool.blocks_for(u64::from(kv.computed) + u64::from(steps)) as usize;
+        let missing = needed.saturating_sub(kv.table.len()) as u32;
+        if missing > pool.num_available() {
+            return false;
+        }
+        pool.allocate(missing, Holder::Request, &mut kv.table);
+        true
+    }
+
+    /// How often the decode step may be repeated, and blocks for that: no row goes past its
+    /// `max_tokens`, and half of what is available is left to those who come meanwhile.
+    fn reserve_repeats(&mut self, worker: WorkerId, rows: &[Row], limit: u32) -> u32 {
+        let block_tokens = self.limits.block_tokens;
+        let spare = u64::from(self.workers[worker.index()].pool.num_available() / 2);
+        let longest = rows.iter().map(|row| self.requests[row.request].remaining()).min().unwrap_or(1);
+        let missing = |repeat: u32| -> u64 {
+            let table =
+                |row: &Row| self.requests[row.request].kv.as_ref().map_or(0, |kv| kv.table.len()) as u64;
+            let needed =
+                |row: &Row| (u64::from(row.start) + u64::from(repeat)).div_ceil(u64::from(block_tokens));
+            rows.iter().map(|row| needed(row).saturating_sub(table(row))).sum()
+        };
+        let (mut low, mut high) = (1, limit.min(longest).max(1));
+        while low < high {
+            let mid = high - (high - low) / 2;
+            if missing(mid) <= spare {
+                low = mid;
+            } else {
+                high = mid - 1;
+            }
+        }
+        for row in rows {
+            let extended = self.extend_table(worker, row.request, low);
+            assert!(extended, "blocks for {low} steps were counted as available");
+        }
+        low
+    }
+
+    /// Gives up the KV of a decoding request; it is recomputed here, before all others.
+    fn preempt(&mut self, worker: WorkerId, id: RequestId) {
+        let live = &mut self.requests[id];
+        self.workers[worker.index()].leave(live);
+        live.record.preemptions += 1;
+        let kv = live.kv.take();
+        live.enter(Phase::Waiting(worker));
+        self.workers[worker.index()].enqueue(&self.requests, &self.requests[id], true);
+        self.release(kv);
+    }
+}

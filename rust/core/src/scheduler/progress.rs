@@ -1,0 +1,233 @@
+//! A run is over: tokens are credited, and requests move on.
+
+use super::live::Phase;
+use super::state::State;
+use crate::cluster::WorkerId;
+use crate::event::{Action, Done, EndedRow};
+use crate::kv::Holder;
+use crate::record::{GapRun, Status, StepRecord};
+use crate::request::RequestId;
+use crate::step::{Row, StepShape, Stretch};
+use crate::time::{Picos, Time};
+
+/// A run as `Policy::observe` is told of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ran {
+    pub(super) worker: WorkerId,
+    pub(super) shape: StepShape,
+    pub(super) steps: u32,
+    pub(super) duration: Picos,
+}
+
+/// When the tokens of a run were emitted.
+struct TokenTimes<'a> {
+    start: Picos,
+    stretches: &'a [Stretch],
+    /// The stretches without the first step: each step a gap.
+    interior: Vec<Stretch>,
+    busy: Picos,
+}
+
+impl<'a> TokenTimes<'a> {
+    fn new(start: Picos, stretches: &'a [Stretch]) -> TokenTimes<'a> {
+        let first = stretches.first().and_then(|stretch| stretch.skip(1));
+        let interior = first.into_iter().chain(stretches.iter().skip(1).copied()).collect();
+        let busy = stretches.iter().map(|stretch| stretch.total(stretch.steps)).sum();
+        TokenTimes { start, stretches, interior, busy }
+    }
+
+    fn first_end(&self) -> Picos {
+        self.start + self.stretches.first().map_or(Picos::ZERO, |stretch| stretch.first)
+    }
+
+    fn end(&self) -> Picos {
+        self.start + self.busy
+    }
+
+    fn longest_interior(&self) -> Option<Picos> {
+        self.interior.iter().map(Stretch::longest).max()
+    }
+
+    fn ends(&self) -> impl Iterator<Item = Picos> {
+        let steps =
+            self.stretches.iter().flat_map(|stretch| (0..stretch.steps).map(|index| stretch.step(index)));
+        steps.scan(self.start, |at, step| {
+            *at += step;
+            Some(*at)
+        })
+    }
+}
+
+/// The event time of an exact instant.
+fn event_time(exact: Picos) -> Time {
+    Time(exact.0.div_ceil(1_000))
+}
+
+impl State {
+    /// Credits a run. A run that is not the worker's present one belongs to a life before it was
+    /// lost, and counts for nothing.
+    pub(super) fn run_done(&mut self, done: &Done, actions: &mut Vec<Action>) -> Option<Ran> {
+        let worker = self.worker(done.worker);
+        let outstanding = worker.outstanding.take_if(|outstanding| outstanding.seq == done.seq)?;
+        let rows = &outstanding.run.steps[0].rows;
+        assert_eq!(done.emitted.len(), rows.len(), "rows of worker {} run {}", done.worker.0, done.seq.0);
+        let times = TokenTimes::new(worker.clock.exact(), &done.stretches);
+        let end = worker.clock.advance(times.busy);
+        worker.dirty = true;
+        self.accept_dirty |= worker.role.decodes();
+        self.log.steps.push(StepRecord {
+            worker: done.worker,
+            seq: done.seq,
+            start: outstanding.start,
+            end,
+            steps: done.steps(),
+            shape: outstanding.shape,
+            emitted: done.emitted.iter().map(|count| u64::from(*count)).sum(),
+            held_blocks: outstanding.held_blocks,
+        });
+        self.log_interior_gaps(&times, rows, &done.emitted);
+        let mut ended = done.ended.iter().peekable();
+        for (index, (row, emitted)) in rows.iter().zip(&done.emitted).enumerate() {
+            let end = ended.next_if(|end| end.row as usize == index);
+            self.credit(done.worker, row, *emitted, end, &times, actions);
+        }
+        assert!(
+            ended.next().is_none(),
+            "ended rows of worker {} are rows of its run, in order",
+            done.worker.0
+        );
+        Some(Ran { worker: done.worker, shape: outstanding.shape, steps: done.steps(), duration: times.busy })
+    }
+
+    fn log_interior_gaps(&mut self, times: &TokenTimes<'_>, rows: &[Row], emitted: &[u32]) {
+        let streams =
+            rows.iter().zip(emitted).filter(|(row, emitted)| row.decode && **emitted > 1).count() as u32;
+        if streams > 0 {
+            let gaps = times.interior.iter().map(|stretch| GapRun {
+                first: stretch.first,
+                delta: stretch.delta,
+                count: stretch.steps,
+                weight: streams,
+            });
+            self.log.gaps.extend(gaps);
+        }
+    }
+
+    fn credit(
+        &mut self,
+        worker: WorkerId,
+        row: &Row,
+        emitted: u32,
+        end: Option<&EndedRow>,
+        times: &TokenTimes<'_>,
+        actions: &mut Vec<Action>,
+    ) {
+        let id = row.request;
+        self.requests[id].in_run = false;
+        if self.requests[id].phase() == Phase::Draining {
+            return self.drained(id, actions);
+        }
+        if row.decode {
+            self.credit_decode(worker, id, emitted);
+        } else {
+            self.credit_prefill(worker, id, row.len);
+        }
+        if emitted > 0 {
+            self.emit(id, emitted, times);
+        }
+        if row.want_logits && !row.decode {
+            self.prompt_done(worker, id, end.is_some());
+        }
+        if let Some(end) = end {
+            self.finish(worker, id, end, actions);
+        }
+    }
+
+    fn credit_decode(&mut self, worker: WorkerId, id: RequestId, emitted: u32) {
+        let live = &mut self.requests[id];
+        let kv = live.kv.as_mut().expect("a decoding request has KV");
+        kv.computed += emitted;
+        let target = &mut self.workers[worker.index()];
+        target.context_tokens += u64::from(emitted);
+        // What the run had reserved beyond the steps it did.
+        let keep = target.pool.blocks_for(u64::from(kv.computed)) as usize;
+        let spare = kv.table.split_off(keep);
+        if !spare.is_empty() {
+            target.pool.release(&spare, Holder::Request);
+            self.room_changed(worker);
+        }
+    }
+
+    fn credit_prefill(&mut self, worker: WorkerId, id: RequestId, tokens: u32) {
+        let live = &mut self.requests[id];
+        let kv = live.kv.as_mut().expect("a started request has KV");
+        let target = &mut self.workers[worker.index()];
+        target.queued_tokens -= u64::from(tokens);
+        let block_tokens = target.pool.block_tokens();
+        let before = (kv.computed / block_tokens) as usize;
+        kv.computed += tokens;
+        let full = ((kv.computed / block_tokens) as usize).min(live.request.prefix.len());
+        if before < full {
+            target.pool.index(&kv.table[before..full], &live.request.prefix[before..full]);
+        }
+    }
+
+    /// Records the times of `count` tokens, one a step.
+    fn emit(&mut self, id: RequestId, count: u32, times: &TokenTimes<'_>) {
+        let live = &mut self.requests[id];
+        let record = &mut live.record;
+        let first_end = times.first_end();
+        if let Some(last) = live.last_emit {
+            let gap = Picos(first_end.0.saturating_sub(last.0));
+            let longest = times.longest_interior().filter(|_| count > 1).unwrap_or(gap).max(gap);
+            record.max_gap = Some(record.max_gap.map_or(longest, |before| before.max(longest)));
+            // Streams that went on together share their gap: one entry for all of them.
+            match self.log.gaps.last_mut() {
+                Some(run) if run.first == gap && run.count == 1 => run.weight += 1,
+                _ => self.log.gaps.push(GapRun { first: gap, delta: 0, count: 1, weight: 1 }),
+            }
+        }
+        if record.slo.token_deadlines {
+            let due = |index| record.slo.token_deadline(record.arrival, index).map_or(u64::MAX, |due| due.0);
+            record.late_token |= (live.generated..)
+                .zip(times.ends().take(count as usize))
+                .any(|(index, at)| event_time(at).0 > due(index));
+        }
+        record.first_token.get_or_insert(event_time(first_end));
+        record.last_token = Some(event_time(times.end()));
+        live.last_emit = Some(times.end());
+        live.generated += count;
+        record.output_tokens = live.generated;
+    }
+
+    /// The prompt is computed: the request decodes here, or its KV waits for room elsewhere.
+    fn prompt_done(&mut self, worker: WorkerId, id: RequestId, ended: bool) {
+        let target = &mut self.workers[worker.index()];
+        let live = &mut self.requests[id];
+        // Its emitted token raised what is pending by one, which the queue never counted.
+        target.queued_tokens += u64::from(live.pending());
+        target.dequeue(live);
+        let stays = target.role.decodes() && live.decode_at.is_none_or(|at| at == worker);
+        if stays || ended {
+            live.enter(Phase::Decoding(worker));
+            if !ended {
+                live.record.decode_worker.get_or_insert(worker);
+            }
+            target.join(live);
+        } else {
+            live.enter(Phase::AwaitingRoom);
+            self.awaiting_room.push_back(id);
+            self.accept_dirty = true;
+        }
+    }
+
+    fn finish(&mut self, worker: WorkerId, id: RequestId, end: &EndedRow, actions: &mut Vec<Action>) {
+        let live = &self.requests[id];
+        let kv = live.kv.as_ref().expect("a request that ends in a run has KV");
+        let full = ((kv.computed / self.limits.block_tokens) as usize).min(end.content.len());
+        let target = &mut self.workers[worker.index()];
+        target.pool.index(&kv.table[..full], &end.content[..full]);
+        target.leave(live);
+        self.end(id, Status::Finished, Some(end.reason.name().to_owned()), actions);
+    }
+}

@@ -1,0 +1,191 @@
+//! The scheduler's state: what views borrow and decisions change.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use super::handoff::Transfer;
+use super::live::{Phase, Table};
+use super::worker::Worker;
+use crate::cluster::{Role, WorkerId};
+use crate::event::TransferId;
+use crate::kv::{BlockId, IntegrityError};
+use crate::latency::{LatencyModel, Link};
+use crate::record::Log;
+use crate::request::RequestId;
+use crate::time::Time;
+
+/// Limits on batches, the same for all workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens a KV block holds.
+    pub block_tokens: u32,
+    /// Requests in a step.
+    pub max_batch: u32,
+    /// Prompt tokens in a step; one longer prompt goes alone.
+    pub max_prefill_tokens: u32,
+    /// Prompt tokens in a step that the workers' buffers hold: longer prompts are chunked, whatever
+    /// the policy says.
+    pub max_chunk_tokens: Option<u32>,
+    /// Repetitions of a decode step in one run.
+    pub max_repeat: u32,
+    /// Prompt and output at their longest.
+    pub max_model_len: Option<u32>,
+}
+
+impl Default for Limits {
+    /// Blocks of 16 tokens, 256 requests and 8,192 prompt tokens a step.
+    fn default() -> Limits {
+        Limits {
+            block_tokens: 16,
+            max_batch: 256,
+            max_prefill_tokens: 8192,
+            max_chunk_tokens: None,
+            max_repeat: 256,
+            max_model_len: None,
+        }
+    }
+}
+
+/// One worker's role and KV capacity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerConfig {
+    /// What it does.
+    pub role: Role,
+    /// KV blocks it has.
+    pub num_blocks: u32,
+}
+
+/// What policies predict with; the truth may differ.
+#[derive(Clone)]
+pub struct Belief {
+    /// Per worker, how long a step takes.
+    pub steps: Vec<Arc<dyn LatencyModel>>,
+    /// How long a transfer takes.
+    pub link: Link,
+    /// Bytes of KV per token.
+    pub kv_bytes_per_token: u64,
+}
+
+/// Everything that views show.
+pub(crate) struct State {
+    pub(crate) now: Time,
+    pub(crate) limits: Limits,
+    pub(crate) belief: Belief,
+    pub(crate) requests: Table,
+    pub(crate) workers: Vec<Worker>,
+    /// Arrived; admission has not been asked.
+    pub(crate) fresh: VecDeque<RequestId>,
+    /// Held by admission, by the time it is asked again.
+    pub(crate) held: BTreeSet<(Time, RequestId)>,
+    /// Admitted, without a worker.
+    pub(crate) unplaced: VecDeque<RequestId>,
+    /// Prompt done, without room at a decode worker.
+    pub(crate) awaiting_room: VecDeque<RequestId>,
+    pub(crate) transfers: BTreeMap<TransferId, Transfer>,
+    /// Destination blocks whose writer has not confirmed that it stopped.
+    pub(crate) quarantine: BTreeMap<TransferId, (WorkerId, Vec<BlockId>)>,
+    pub(crate) next_transfer: u64,
+    pub(crate) timers: BTreeSet<Time>,
+    /// Something changed that may let an unplaced request be placed.
+    pub(crate) place_dirty: bool,
+    /// Something changed that may let a decode worker accept.
+    pub(crate) accept_dirty: bool,
+    pub(crate) log: Log,
+}
+
+impl State {
+    pub(crate) fn new(limits: Limits, belief: Belief, workers: Vec<Worker>) -> State {
+        State {
+            now: Time::ZERO,
+            limits,
+            belief,
+            requests: Table::default(),
+            workers,
+            fresh: VecDeque::new(),
+            held: BTreeSet::new(),
+            unplaced: VecDeque::new(),
+            awaiting_room: VecDeque::new(),
+            transfers: BTreeMap::new(),
+            quarantine: BTreeMap::new(),
+            next_transfer: 0,
+            timers: BTreeSet::new(),
+            place_dirty: false,
+            accept_dirty: false,
+            log: Log::default(),
+        }
+    }
+
+    pub(crate) fn worker(&mut self, id: WorkerId) -> &mut Worker {
+        &mut self.workers[id.index()]
+    }
+
+    /// Blocks became available at `worker`.
+    pub(crate) fn room_changed(&mut self, worker: WorkerId) {
+        self.accept_dirty = true;
+        self.place_dirty = true;
+        self.workers[worker.index()].dirty = true;
+    }
+
+    /// Counts everything anew: holders of blocks, queues, sums, phases.
+    pub(crate) fn check_integrity(&self) -> Result<(), IntegrityError> {
+        let mut holders = vec![[0u64; 3]; self.workers.len()];
+        for live in self.requests.iter() {
+            for kv in live.kv.iter().chain(&live.incoming) {
+                holders[kv.worker.index()][0] += kv.table.len() as u64;
+            }
+        }
+        for transfer in self.transfers.values() {
+            holders[transfer.from.index()][1] += transfer.sources.len() as u64;
+            holders[transfer.to.index()][1] += transfer.destinations.len() as u64;
+        }
+        for (worker, blocks) in self.quarantine.values() {
+            holders[worker.index()][2] += blocks.len() as u64;
+        }
+        for (worker, holders) in self.workers.iter().zip(holders) {
+            worker.pool.check_integrity(holders)?;
+            let (queued, context) = worker.count_tokens(&self.requests);
+            IntegrityError::check(
+                format!("queued tokens of worker {}", worker.id.0),
+                worker.queued_tokens,
+                queued,
+            )?;
+            IntegrityError::check(
+                format!("context tokens of worker {}", worker.id.0),
+                worker.context_tokens,
+                context,
+            )?;
+        }
+        self.check_phases()
+    }
+
+    /// Every live request stands exactly where its phase says.
+    fn check_phases(&self) -> Result<(), IntegrityError> {
+        let listed = |here: bool| u64::from(here);
+        for live in self.requests.iter() {
+            let id = live.id();
+            let expected = u64::from(live.phase() != Phase::Draining);
+            let found = match live.phase() {
+                Phase::Fresh => listed(self.fresh.contains(&id)),
+                Phase::Held(until) => listed(self.held.contains(&(until, id)) || self.fresh.contains(&id)),
+                Phase::Unplaced => listed(self.unplaced.contains(&id)),
+                Phase::Waiting(at) => listed(self.workers[at.index()].waiting.contains(&id)),
+                Phase::AwaitingRoom => listed(self.awaiting_room.contains(&id)),
+                Phase::Transferring(transfer) => listed(self.transfers.contains_key(&transfer)),
+                Phase::Decoding(at) => listed(self.workers[at.index()].running.contains(&id)),
+                Phase::Draining => 0,
+            };
+            IntegrityError::check(
+                format!("lists that hold request {} ({:?})", id.0, live.phase()),
+                found,
+                expected,
+            )?;
+        }
+        let queues: usize =
+            self.workers.iter().map(|worker| worker.waiting.len() + worker.running.len()).sum();
+        let lists = self.fresh.len() + self.held.len() + self.unplaced.len() + self.awaiting_room.len();
+        let moving = self.transfers.values().filter(|transfer| transfer.request.is_some()).count();
+        let draining = self.requests.iter().filter(|live| live.phase() == Phase::Draining).count();
+        let listed = (queues + lists + moving + draining) as u64;
+        IntegrityError::check("requests in lists", listed, self.requests.len() as u64)
+    }
+}
