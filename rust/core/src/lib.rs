@@ -11,6 +11,7 @@ pub mod metrics;
 pub mod policy;
 pub mod record;
 pub mod request;
+pub mod rng;
 pub mod scheduler;
 pub mod slo;
 pub mod step;
