@@ -5,6 +5,11 @@
 //! `max(a_p, a_d) + b_p·Σchunk + c_p·Σ((prefix + chunk)² − prefix²) + b_d·Σcontext + c_d·B`,
 //! the terms of a kind counting only when the step holds rows of that kind. For pure steps this is
 //! DistServe's model (OSDI'24, appendix A, in the form of its simulator).
+//!
+//! A fitted `c_p` may be negative, and would make long prompts cheaper than short ones. It is
+//! believed only up to where it has taken a quarter off the price of a token; beyond, cost grows
+//! linearly. So no chunk costs less than ¾·b_p a token, and a prompt's time grows with its length
+//! (see [`PrefillTerms::varying`]).
 
 use super::LatencyModel;
 use crate::step::{StepShape, Stretch};
@@ -19,6 +24,22 @@ pub struct PrefillTerms {
     pub per_token: f64,
     /// Per token², over (prefix + chunk)² − prefix².
     pub per_square: f64,
+}
+
+impl PrefillTerms {
+    /// Milliseconds beyond the constant, for chunks of `tokens` together whose
+    /// Σ((prefix + chunk)² − prefix²) is `square`.
+    ///
+    /// A negative quadratic term counts `square` up to b / 4|c| a token. One prompt of `l` tokens
+    /// has `l` a token, so its slope is b/2 or more below that length and ¾·b above it.
+    pub fn varying(&self, tokens: u64, square: u64) -> f64 {
+        let (tokens, square) = (tokens as f64, square as f64);
+        let linear = self.per_token * tokens;
+        if self.per_square >= 0.0 {
+            return linear + self.per_square * square;
+        }
+        linear + (self.per_square * square).max(-0.25 * linear)
+    }
 }
 
 /// Coefficients of the decode part, in milliseconds (per token of context, per row).
@@ -69,8 +90,7 @@ impl LatencyModel for Linear {
         }
         if shape.num_prefill > 0 {
             constant = constant.max(self.prefill.constant);
-            let varying = self.prefill.per_token * shape.prefill_tokens as f64
-                + self.prefill.per_square * shape.prefill_square as f64;
+            let varying = self.prefill.varying(shape.prefill_tokens, shape.prefill_square);
             first += Picos::from_millis_f64(varying).0;
         }
         let first = Picos(first) + Picos::from_millis_f64(constant);

@@ -6,6 +6,9 @@
 
 pub mod hardware;
 pub mod linear;
+pub mod models;
+pub mod names;
+pub mod profiles;
 pub mod roofline;
 
 use crate::step::{StepShape, Stretch};
