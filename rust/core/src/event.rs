@@ -143,3 +143,10 @@ pub enum Action {
     /// Turned away; its record, with the reason, is in the log.
     Refuse(RequestId),
 }
+
+/// How far runs in progress have come. Policies see a worker in the middle of a run as it is now,
+/// not as it was when the run began; only the driver knows, and is asked only when one looks.
+pub trait Progress: Send {
+    /// Steps of run `seq` of `worker` that ended at or before `now`.
+    fn steps_done(&self, worker: WorkerId, seq: Seq, now: Time) -> u32;
+}

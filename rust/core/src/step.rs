@@ -171,14 +171,14 @@ impl Stretch {
     }
 }
 
-/// A worker's order: a short cycle of steps, repeated up to `repeat` times.
+/// A worker's order: a step, repeated up to `repeat` times.
 ///
 /// A repeated run holds decode rows only; each repetition moves every row on by one position. It
 /// ends early at a step border when a row ends or the run is cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The cycle; the scheduler emits one step.
-    pub steps: Vec<Step>,
+    /// What to compute.
+    pub step: Step,
     /// At most so many repetitions, at least 1. The rows' block tables, which the driver reads
     /// from the scheduler, already hold the blocks for all of them.
     pub repeat: u32,

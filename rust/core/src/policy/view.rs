@@ -1,7 +1,7 @@
 //! What a policy may look at. Views borrow the scheduler's state and copy nothing.
 //!
-//! A worker in the middle of a run is seen as of the last step border that the scheduler was told
-//! of; drivers bound that by the repeat limit of a run.
+//! A worker in the middle of a run is seen as of its latest step border: the driver is asked how
+//! far the run has come, only when a policy looks. Blocks that a run has reserved count as held.
 
 use crate::cluster::{Role, WorkerId};
 use crate::latency::LatencyModel;
@@ -207,7 +207,13 @@ impl<'a> WorkerView<'a> {
 
     /// KV tokens of decoding requests and of those on their way.
     pub fn context_tokens(&self) -> u64 {
-        self.worker.context_tokens + self.worker.incoming_tokens
+        self.running_context() + self.worker.incoming_tokens
+    }
+
+    /// KV tokens of decoding requests.
+    fn running_context(&self) -> u64 {
+        let rows = self.worker.outstanding.as_ref().map_or(0, |run| run.run.step.rows.len() as u64);
+        self.worker.context_tokens + rows * u64::from(self.state.uncredited_steps(self.worker))
     }
 
     /// KV blocks in all.
@@ -270,7 +276,8 @@ impl<'a> WorkerView<'a> {
 
     /// The step that decodes all running requests, as a shape.
     pub fn decode_shape(&self) -> StepShape {
-        self.worker.decode_shape()
+        let num_decode = self.num_running() as u32;
+        StepShape::decode(num_decode, self.running_context() + u64::from(num_decode))
     }
 
     fn model(&self) -> &'a dyn LatencyModel {
@@ -315,12 +322,17 @@ impl<'a> RequestView<'a> {
 
     /// Tokens emitted so far.
     pub fn generated(&self) -> u32 {
-        self.live.generated
+        self.live.generated + self.uncredited_steps()
+    }
+
+    fn uncredited_steps(&self) -> u32 {
+        let kv = self.live.kv.as_ref().filter(|_| self.live.in_run);
+        kv.map_or(0, |kv| self.state.uncredited_steps(&self.state.workers[kv.worker.index()]))
     }
 
     /// Tokens whose KV exists.
     pub fn computed(&self) -> u32 {
-        self.live.computed()
+        self.live.computed() + self.uncredited_steps()
     }
 
     /// Tokens to compute before the next one is emitted.

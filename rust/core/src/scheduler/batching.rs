@@ -117,12 +117,12 @@ impl State {
         } else {
             1
         };
-        self.order(worker, Run { steps: vec![Step { rows }], repeat }, actions);
+        self.order(worker, Run { step: Step { rows }, repeat }, actions);
     }
 
     fn order(&mut self, worker: WorkerId, run: Run, actions: &mut Vec<Action>) {
         let now = self.now;
-        for row in &run.steps[0].rows {
+        for row in &run.step.rows {
             let live = &mut self.requests[row.request];
             live.in_run = true;
             if row.decode {
@@ -140,7 +140,7 @@ impl State {
         entry.clock.start(now);
         entry.outstanding = Some(Outstanding {
             seq,
-            shape: StepShape::of(&run.steps[0].rows),
+            shape: StepShape::of(&run.step.rows),
             run: run.clone(),
             start: now,
             held_blocks: entry.pool.num_held(),

@@ -366,9 +366,9 @@ impl State {
         let entry = self.worker(worker);
         (entry.up, entry.ready) = (false, false);
         let outstanding = entry.outstanding.take();
-        let rows = outstanding.map(|outstanding| outstanding.run.steps).unwrap_or_default();
+        let rows = outstanding.map(|outstanding| outstanding.run.step.rows).unwrap_or_default();
         let mut delivered = Vec::new();
-        for row in rows.into_iter().flat_map(|step| step.rows) {
+        for row in rows {
             self.requests[row.request].in_run = false;
             if self.requests[row.request].phase() == Phase::Draining {
                 self.drained(row.request, actions);

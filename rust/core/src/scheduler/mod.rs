@@ -14,7 +14,7 @@ pub(crate) mod state;
 pub(crate) mod worker;
 
 use crate::cluster::WorkerId;
-use crate::event::{Action, Event};
+use crate::event::{Action, Event, Progress};
 use crate::kv::{BlockId, BlockPool, IntegrityError};
 use crate::policy::{ClusterView, Decision, Outcome, Policy, PolicyFault};
 use crate::record::{Log, RequestRecord, Status};
@@ -75,6 +75,11 @@ impl Scheduler {
         self.state.now = now;
         self.rebalance_at = Some(now);
         self.policy.begin(&ClusterView::new(&self.state), seed)
+    }
+
+    /// Lets policies see how far runs in progress have come; without it they see each as it began.
+    pub fn watch_progress(&mut self, progress: Box<dyn Progress>) {
+        self.state.progress = Some(progress);
     }
 
     /// Exchanges the policy in mid-run, as a driver does after a fault. Nothing else changes.

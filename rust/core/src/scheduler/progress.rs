@@ -69,7 +69,7 @@ impl State {
     pub(super) fn run_done(&mut self, done: &Done, actions: &mut Vec<Action>) -> Option<Ran> {
         let worker = self.worker(done.worker);
         let outstanding = worker.outstanding.take_if(|outstanding| outstanding.seq == done.seq)?;
-        let rows = &outstanding.run.steps[0].rows;
+        let rows = &outstanding.run.step.rows;
         assert_eq!(done.emitted.len(), rows.len(), "rows of worker {} run {}", done.worker.0, done.seq.0);
         let times = TokenTimes::new(worker.clock.exact(), &done.stretches);
         let end = worker.clock.advance(times.busy);

@@ -7,7 +7,7 @@ use super::handoff::Transfer;
 use super::live::{Phase, Table};
 use super::worker::Worker;
 use crate::cluster::{Role, WorkerId};
-use crate::event::TransferId;
+use crate::event::{Progress, TransferId};
 use crate::kv::{BlockId, IntegrityError};
 use crate::latency::{LatencyModel, Link};
 use crate::record::Log;
@@ -91,6 +91,7 @@ pub(crate) struct State {
     /// Something changed that may let a decode worker accept.
     pub(crate) accept_dirty: bool,
     pub(crate) log: Log,
+    pub(crate) progress: Option<Box<dyn Progress>>,
 }
 
 impl State {
@@ -112,11 +113,19 @@ impl State {
             place_dirty: false,
             accept_dirty: false,
             log: Log::default(),
+            progress: None,
         }
     }
 
     pub(crate) fn worker(&mut self, id: WorkerId) -> &mut Worker {
         &mut self.workers[id.index()]
+    }
+
+    /// Steps of the worker's repeated run that are done and not yet credited.
+    pub(crate) fn uncredited_steps(&self, worker: &Worker) -> u32 {
+        let run = worker.outstanding.as_ref().filter(|outstanding| outstanding.run.repeat > 1);
+        let (Some(run), Some(progress)) = (run, &self.progress) else { return 0 };
+        progress.steps_done(worker.id, run.seq, self.now).min(run.run.repeat)
     }
 
     /// Blocks became available at `worker`.

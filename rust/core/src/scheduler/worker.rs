@@ -147,12 +147,6 @@ impl Worker {
         self.dirty = true;
     }
 
-    /// The shape of a step that decodes everyone.
-    pub(crate) fn decode_shape(&self) -> StepShape {
-        let num_decode = self.running.len() as u32;
-        StepShape::decode(num_decode, self.context_tokens + u64::from(num_decode))
-    }
-
     /// The queues' sums, counted anew: `(queued_tokens, context_tokens)`.
     pub(crate) fn count_tokens(&self, requests: &Table) -> (u64, u64) {
         let queued = self.waiting.iter().map(|id| u64::from(requests[*id].pending())).sum();

@@ -1,0 +1,414 @@
+//! The virtual-time driver: the same scheduler as on real workers, under a clock that jumps.
+//!
+//! The loop, in six steps: find the next instant (an arrival or something planned); collect all
+//! events of it; give them to the scheduler; carry out its actions, which plan more; let the
+//! watcher look; until nothing is left.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvrelay_core::cluster::{Role, WorkerId};
+use kvrelay_core::event::{Action, Done, EndedRow, Event, Progress, TransferId};
+use kvrelay_core::latency::{LatencyModel, Link};
+use kvrelay_core::policy::{Policy, PolicyFault};
+use kvrelay_core::record::{FinishReason, Log};
+use kvrelay_core::request::{Request, RequestId, Source};
+use kvrelay_core::scheduler::{Belief, Limits, Scheduler, Setup, WorkerConfig};
+use kvrelay_core::step::{Run, Seq};
+use kvrelay_core::time::{PicoClock, Time};
+
+use crate::queue::{Planned, Queue};
+use crate::run::SimRun;
+
+/// A simulated worker.
+#[derive(Clone)]
+pub struct SimWorker {
+    /// What it does.
+    pub role: Role,
+    /// KV blocks it has.
+    pub num_blocks: u32,
+    /// How long its steps take, in truth.
+    pub latency: Arc<dyn LatencyModel>,
+}
+
+/// A simulated cluster.
+#[derive(Clone)]
+pub struct SimCluster {
+    /// Workers, in order.
+    pub workers: Vec<SimWorker>,
+    /// Limits on batches.
+    pub limits: Limits,
+    /// Whether prompts share the KV of equal prefixes.
+    pub prefix_caching: bool,
+    /// What KV is transferred over; every transfer has it to itself.
+    pub link: Link,
+    /// Bytes of KV per token.
+    pub kv_bytes_per_token: u64,
+    /// What the policy predicts with; the truth when `None`.
+    pub belief: Option<Belief>,
+}
+
+impl SimCluster {
+    fn setup(&self) -> Setup {
+        let truth = || Belief {
+            steps: self.workers.iter().map(|worker| Arc::clone(&worker.latency)).collect(),
+            link: self.link,
+            kv_bytes_per_token: self.kv_bytes_per_token,
+        };
+        let config = |worker: &SimWorker| WorkerConfig { role: worker.role, num_blocks: worker.num_blocks };
+        Setup {
+            workers: self.workers.iter().map(config).collect(),
+            limits: self.limits.clone(),
+            prefix_caching: self.prefix_caching,
+            belief: self.belief.clone().unwrap_or_else(truth),
+        }
+    }
+}
+
+/// Something that goes wrong on purpose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Injection {
+    /// The client of the `n`-th arrival (from 0) goes away.
+    Cancel(u64),
+    /// A worker is lost.
+    WorkerDown(WorkerId),
+    /// A worker is back.
+    WorkerUp(WorkerId),
+    /// The transfers under way fail; `quiesced` is whether their writers have stopped by then.
+    FailTransfers {
+        /// See [`Event::Failed`].
+        quiesced: bool,
+    },
+}
+
+/// How to simulate.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Seed of the policy's random numbers.
+    pub seed: u64,
+    /// Tell scheduler and policy the true output lengths (as `max_tokens`).
+    pub oracle: bool,
+    /// Ask the latency model for every step alone: slower, the same records.
+    pub single_steps: bool,
+    /// End there and cut off what is live; drain when `None`.
+    pub until: Option<Time>,
+    /// Faults, at their times.
+    pub injections: Vec<(Time, Injection)>,
+    /// Count the scheduler's books anew after every instant.
+    pub check_integrity: bool,
+}
+
+/// Looks on while a simulation runs.
+pub trait Watch {
+    /// So many requests have arrived and are over, and it is so late. Breaking ends the simulation
+    /// with [`SimError::Interrupted`].
+    fn look(&mut self, arrived: u64, over: u64, now: Time) -> ControlFlow<()>;
+}
+
+/// Nobody looks on.
+pub struct Unwatched;
+
+impl Watch for Unwatched {
+    fn look(&mut self, _: u64, _: u64, _: Time) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+}
+
+/// Why a simulation has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// The policy failed or answered what cannot be done.
+    #[error(transparent)]
+    Policy(#[from] PolicyFault),
+    /// Requests are left that nothing will ever move.
+    #[error(
+        "the policy left {num_live} requests with nothing under way at {at:.3} s; the first is request {first}",
+        at = .at.as_secs_f64()
+    )]
+    Stalled {
+        /// Requests that are left.
+        num_live: usize,
+        /// The first of them.
+        first: u64,
+        /// When the last thing happened.
+        at: Time,
+    },
+    /// The watcher ended it.
+    #[error("interrupted")]
+    Interrupted,
+    /// The scheduler's books do not balance.
+    #[error(transparent)]
+    Integrity(#[from] kvrelay_core::kv::IntegrityError),
+}
+
+/// What a simulation leaves behind.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    /// Records.
+    pub log: Log,
+    /// When the last thing happened.
+    pub end: Time,
+    /// Instants at which something happened.
+    pub num_instants: u64,
+}
+
+/// Instants between two looks of the watcher.
+const LOOK_EVERY: u64 = 512;
+
+/// Runs in progress, by worker: the driver's, and what policies look at.
+#[derive(Clone, Default)]
+struct Runs(Arc<Mutex<Vec<Option<SimRun>>>>);
+
+impl Runs {
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<SimRun>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Progress for Runs {
+    fn steps_done(&self, worker: WorkerId, seq: Seq, now: Time) -> u32 {
+        let runs = self.lock();
+        let run = runs[worker.index()].as_ref().filter(|run| run.seq == seq);
+        run.map_or(0, |run| run.steps_done(now).0)
+    }
+}
+
+struct Worker {
+    latency: Arc<dyn LatencyModel>,
+    clock: PicoClock,
+    version: u64,
+}
+
+struct Driver<'a> {
+    cluster: &'a SimCluster,
+    options: &'a Options,
+    source: &'a mut dyn Source,
+    queue: Queue,
+    workers: Vec<Worker>,
+    runs: Runs,
+    transfers: BTreeSet<TransferId>,
+    /// Per arrival: true output length, tokens produced.
+    outputs: Vec<(u32, u32)>,
+    over: u64,
+}
+
+/// Runs `source` through `cluster` under `policy` until all is done.
+pub fn simulate(
+    cluster: &SimCluster,
+    source: &mut dyn Source,
+    policy: Box<dyn Policy>,
+    options: &Options,
+    watch: &mut dyn Watch,
+) -> Result<Simulation, SimError> {
+    let mut scheduler = Scheduler::new(cluster.setup(), policy);
+    scheduler.begin(Time::ZERO, options.seed)?;
+    let mut driver = Driver::new(cluster, source, options);
+    scheduler.watch_progress(Box::new(driver.runs.clone()));
+    let (mut events, mut actions) = (Vec::new(), Vec::new());
+    let (mut now, mut num_instants) = (Time::ZERO, 0u64);
+    while let Some(next) =
+        driver.next_instant().filter(|next| options.until.is_none_or(|until| *next <= until))
+    {
+        driver.collect(next, &mut events);
+        if events.is_empty() {
+            // The planned end of a run that was cut since.
+            continue;
+        }
+        now = next;
+        scheduler.handle(now, &events, &mut actions)?;
+        events.clear();
+        for action in actions.drain(..) {
+            driver.carry_out(now, action);
+        }
+        if options.check_integrity {
+            scheduler.check_integrity()?;
+        }
+        num_instants += 1;
+        if num_instants.is_multiple_of(LOOK_EVERY)
+            && watch.look(driver.outputs.len() as u64, driver.over, now).is_break()
+        {
+            return Err(SimError::Interrupted);
+        }
+    }
+    if options.until.is_none()
+        && let Some(first) = scheduler.stalled()
+    {
+        return Err(SimError::Stalled { num_live: scheduler.num_live(), first: first.0, at: now });
+    }
+    if options.check_integrity && options.until.is_none() {
+        scheduler.check_idle()?;
+    }
+    let end = options.until.unwrap_or(now);
+    Ok(Simulation { log: scheduler.into_log(end), end, num_instants })
+}
+
+impl<'a> Driver<'a> {
+    fn new(cluster: &'a SimCluster, source: &'a mut dyn Source, options: &'a Options) -> Driver<'a> {
+        let mut queue = Queue::default();
+        // The policy is asked for roles before the first arrival.
+        queue.push(Time::ZERO, Planned::Wake);
+        for (at, injection) in &options.injections {
+            queue.push(*at, Planned::Inject(injection.clone()));
+        }
+        let worker = |worker: &SimWorker| Worker {
+            latency: Arc::clone(&worker.latency),
+            clock: PicoClock::default(),
+            version: 0,
+        };
+        Driver {
+            cluster,
+            options,
+            source,
+            queue,
+            workers: cluster.workers.iter().map(worker).collect(),
+            runs: Runs(Arc::new(Mutex::new(vec![None; cluster.workers.len()]))),
+            transfers: BTreeSet::new(),
+            outputs: Vec::new(),
+            over: 0,
+        }
+    }
+
+    fn next_instant(&mut self) -> Option<Time> {
+        [self.source.next_at(), self.queue.next_at()].into_iter().flatten().min()
+    }
+
+    fn collect(&mut self, now: Time, events: &mut Vec<Event>) {
+        while let Some(planned) = self.queue.pop_due(now) {
+            match planned {
+                Planned::RunEnds { worker, version } => self.run_ends(worker, version, events),
+                Planned::TransferEnds { id } if self.transfers.remove(&id) => {
+                    events.push(Event::Transferred { id })
+                }
+                Planned::TransferEnds { .. } => {}
+                Planned::TransferFails { id, quiesced } => events.push(Event::Failed { id, quiesced }),
+                Planned::Wake => events.push(Event::Wake),
+                Planned::Inject(injection) => self.inject(now, injection, events),
+            }
+        }
+        while self.source.next_at().is_some_and(|at| at <= now) {
+            self.arrive(events);
+        }
+    }
+
+    fn arrive(&mut self, events: &mut Vec<Event>) {
+        let arrival = self.source.pull().expect("an arrival that is due");
+        let id = RequestId(self.outputs.len() as u64);
+        let most = if self.options.oracle { arrival.output_tokens } else { arrival.max_tokens };
+        self.outputs.push((arrival.output_tokens.min(most), 0));
+        let block_tokens = self.cluster.limits.block_tokens;
+        events.push(Event::Arrived(Request {
+            id,
+            arrival: arrival.at,
+            prompt_tokens: arrival.prompt_tokens,
+            max_tokens: most,
+            priority: arrival.priority,
+            slo: arrival.slo,
+            class: arrival.class,
+            prefix: arrival.content.block_hashes(arrival.prompt_tokens, block_tokens),
+        }));
+    }
+
+    fn run_ends(&mut self, id: WorkerId, version: u64, events: &mut Vec<Event>) {
+        let worker = &mut self.workers[id.index()];
+        if worker.version != version {
+            return;
+        }
+        let Some(run) = self.runs.lock()[id.index()].take() else { return };
+        run.finish(&mut worker.clock);
+        let steps = run.steps();
+        let mut emitted = Vec::with_capacity(run.rows.len());
+        let mut ended = Vec::new();
+        for (index, row) in run.rows.iter().enumerate() {
+            let count = if row.decode { steps } else { u32::from(row.want_logits) };
+            let (output, produced) = &mut self.outputs[row.request.0 as usize];
+            *produced += count;
+            if *produced >= *output && count > 0 {
+                // A workload's length is where the model would have stopped.
+                ended.push(EndedRow {
+                    row: index as u32,
+                    reason: FinishReason::Length,
+                    content: Arc::from([]),
+                });
+            }
+            emitted.push(count);
+        }
+        let seq = run.seq;
+        events.push(Event::Done(Done { worker: id, seq, stretches: run.stretches, emitted, ended }));
+        events.push(Event::Ready { worker: id, seq });
+    }
+
+    fn inject(&mut self, now: Time, injection: Injection, events: &mut Vec<Event>) {
+        match injection {
+            Injection::Cancel(index) if index < self.outputs.len() as u64 => {
+                events.push(Event::Cancelled(RequestId(index)));
+            }
+            Injection::Cancel(_) => {}
+            Injection::WorkerUp(worker) => events.push(Event::WorkerUp { worker }),
+            Injection::WorkerDown(id) => {
+                self.workers[id.index()].version += 1;
+                let run = self.runs.lock()[id.index()].take();
+                let steps_delivered =
+                    run.as_ref().map_or(0, |run| run.steps_done(now).0.min(run.steps() - 1));
+                for row in run.iter().flat_map(|run| &run.rows).filter(|row| row.decode) {
+                    self.outputs[row.request.0 as usize].1 += steps_delivered;
+                }
+                events.push(Event::WorkerDown { worker: id, steps_delivered });
+            }
+            Injection::FailTransfers { quiesced } => {
+                for id in std::mem::take(&mut self.transfers) {
+                    events.push(Event::Failed { id, quiesced });
+                }
+            }
+        }
+    }
+
+    fn carry_out(&mut self, now: Time, action: Action) {
+        match action {
+            Action::Run { worker, seq, run } => self.start_run(now, worker, seq, run),
+            Action::Cut { worker: id, seq } => {
+                let worker = &mut self.workers[id.index()];
+                let mut runs = self.runs.lock();
+                if let Some(run) = runs[id.index()].as_mut().filter(|run| run.seq == seq) {
+                    run.cut(now);
+                    worker.version += 1;
+                    self.queue.push(run.end(), Planned::RunEnds { worker: id, version: worker.version });
+                }
+            }
+            Action::Transfer { id, blocks, .. } => {
+                let tokens = blocks.len() as u64 * u64::from(self.cluster.limits.block_tokens);
+                let duration = self.cluster.link.transfer(tokens * self.cluster.kv_bytes_per_token);
+                self.transfers.insert(id);
+                self.queue.push(now + duration, Planned::TransferEnds { id });
+            }
+            Action::Abort { id } => {
+                // One that has failed already confirms that its writer has stopped.
+                self.transfers.remove(&id);
+                self.queue.push(now, Planned::TransferFails { id, quiesced: true });
+            }
+            Action::WakeAt(at) => self.queue.push(at, Planned::Wake),
+            Action::Finish(id) | Action::Refuse(id) => {
+                self.over += 1;
+                self.source.completed(id.0, now);
+            }
+            Action::SetRole { .. } => {}
+        }
+    }
+
+    fn start_run(&mut self, now: Time, id: WorkerId, seq: Seq, run: Run) {
+        let rows = run.step.rows;
+        let left = |request: RequestId| {
+            let (output, produced) = self.outputs[request.0 as usize];
+            output.saturating_sub(produced).max(1)
+        };
+        let decodes = rows.iter().filter(|row| row.decode).map(|row| left(row.request)).min();
+        let steps = decodes.map_or(1, |decodes| decodes.min(run.repeat));
+        let worker = &mut self.workers[id.index()];
+        let latency = worker.latency.as_ref();
+        let planned =
+            SimRun::plan(seq, rows, steps, latency, &mut worker.clock, now, self.options.single_steps);
+        worker.version += 1;
+        self.queue.push(planned.end(), Planned::RunEnds { worker: id, version: worker.version });
+        self.runs.lock()[id.index()] = Some(planned);
+    }
+}

@@ -1,0 +1,69 @@
+//! What will happen, in a total order: by time, then by the order in which it was planned.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use kvrelay_core::cluster::WorkerId;
+use kvrelay_core::event::TransferId;
+use kvrelay_core::time::Time;
+
+use crate::driver::Injection;
+
+/// A planned happening.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Planned {
+    /// A worker's run ends, unless it was replanned since (`version`).
+    RunEnds { worker: WorkerId, version: u64 },
+    /// A transfer ends.
+    TransferEnds { id: TransferId },
+    /// A transfer fails, its destination quiesced or not.
+    TransferFails { id: TransferId, quiesced: bool },
+    /// The scheduler asked to be woken.
+    Wake,
+    /// A test's or a user's fault.
+    Inject(Injection),
+}
+
+/// One entry of the heap, ordered by time and then by when it was planned.
+#[derive(Debug, PartialEq, Eq)]
+struct Entry {
+    at: Time,
+    number: u64,
+    planned: Planned,
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Entry) -> Ordering {
+        (other.at, other.number).cmp(&(self.at, self.number))
+    }
+}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Entry) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// A heap of planned happenings, the earliest on top.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    heap: BinaryHeap<Entry>,
+    num_planned: u64,
+}
+
+impl Queue {
+    pub(crate) fn push(&mut self, at: Time, planned: Planned) {
+        self.heap.push(Entry { at, number: self.num_planned, planned });
+        self.num_planned += 1;
+    }
+
+    pub(crate) fn next_at(&self) -> Option<Time> {
+        self.heap.peek().map(|entry| entry.at)
+    }
+
+    /// Takes the next happening if it is due at `now`.
+    pub(crate) fn pop_due(&mut self, now: Time) -> Option<Planned> {
+        self.heap.peek().filter(|entry| entry.at <= now)?;
+        self.heap.pop().map(|entry| entry.planned)
+    }
+}
