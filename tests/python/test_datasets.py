@@ -45,7 +45,7 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
-    thread = threading.Thread(target=server.http.serve_forever)
+    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
     thread.start()
     yield server
     server.http.shutdown()

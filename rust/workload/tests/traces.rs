@@ -30,6 +30,12 @@ const QWEN: &str = "\
 {\"chat_id\": 2, \"parent_chat_id\": 1, \"timestamp\": 65.428579, \"input_length\": 34, \"output_length\": 109, \"turn\": 2, \"hash_ids\": [1, 2, 3]}
 ";
 
+const BURSTGPT: &str = "\
+Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,1,3.1,ChatGPT,472,18,490,Conversation log
+9.314579,2,4.5,GPT-4,1087,230,1317,API log
+";
+
 fn parsed(text: &str) -> Trace {
     parse("trace", text.as_bytes(), &TraceOptions::default()).unwrap()
 }
@@ -50,6 +56,7 @@ fn formats_are_recognised_and_read_in_their_units() {
         (VIDUR, Format::Vidur, 4_314_579_000),
         (LLMSERVINGSIM, Format::LlmServingSim, 4_314_579_000),
         (QWEN, Format::QwenBailian, 4_314_579_000),
+        (BURSTGPT, Format::BurstGpt, 4_314_579_000),
     ] {
         let trace = parsed(text);
         assert_eq!((trace.format, times(&trace)), (format, vec![0, gap]));
@@ -68,7 +75,7 @@ fn formats_are_recognised_and_read_in_their_units() {
 /// A byte-order mark, CRLF, blank and trailing lines, a missing last newline, spaces around cells.
 #[test]
 fn every_form_of_a_file_is_the_same_records() {
-    for text in [MOONCAKE, AZURE, VIDUR, LLMSERVINGSIM, QWEN] {
+    for text in [MOONCAKE, AZURE, VIDUR, LLMSERVINGSIM, QWEN, BURSTGPT] {
         let plain = parsed(text);
         let crlf = text.replace('\n', "\r\n");
         let blank = text.replace('\n', "\n\n  \n");
@@ -250,6 +257,16 @@ fn slots_are_spread_when_asked_and_coarse_clocks_noticed() {
     let coarse: Vec<String> = (0..120).map(|i| (i / 3 * 3_000).to_string()).collect();
     let coarse: Vec<&str> = coarse.iter().map(String::as_str).collect();
     assert!(parsed(&mooncake(&coarse)).warnings[0].starts_with("120 arrivals fall on 40 instants"));
+}
+
+#[test]
+fn what_failed_when_the_trace_was_taken_is_left_out_and_counted() {
+    let trace = parsed(&format!("{BURSTGPT}10,3,0.1,GPT-4,55,0,55,API log\n"));
+    assert_eq!(trace.records, parsed(BURSTGPT).records);
+    assert_eq!(trace.warnings, ["1 requests without a response left out"]);
+    assert!(error(&BURSTGPT.replace("1087", "0")).contains("line 3: Request tokens is 0;"));
+    let all_failed = BURSTGPT.replace(",18,", ",0,").replace(",230,", ",0,");
+    assert!(error(&all_failed).contains("0 rows"));
 }
 
 #[test]

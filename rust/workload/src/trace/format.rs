@@ -19,6 +19,9 @@ pub enum Format {
     Azure,
     /// Vidur's processed traces: seconds.
     Vidur,
+    /// BurstGPT's tables (HPMLL/BurstGPT), with or without session columns: seconds. Requests that
+    /// got no response there (0 response tokens) are left out, with a warning that counts them.
+    BurstGpt,
     /// Lengths alone, as Sarathi-Serve and Vidur keep them: arrivals are made up at a given rate.
     Lengths,
 }
@@ -45,10 +48,12 @@ pub(super) struct Layout {
     pub(super) hash_ids: Option<(&'static str, u32)>,
     /// A field that tells it from a format with otherwise the same fields.
     pub(super) marker: Option<&'static str>,
+    /// Whether a row with 0 output tokens is a request that failed, rather than a mistake.
+    pub(super) zero_is_failed: bool,
 }
 
 /// In the order in which they are tried: a format precedes those that have a part of its fields.
-const LAYOUTS: [Layout; 6] = [
+const LAYOUTS: [Layout; 7] = [
     Layout {
         format: Format::QwenBailian,
         name: "qwen-bailian",
@@ -58,6 +63,7 @@ const LAYOUTS: [Layout; 6] = [
         output: "output_length",
         hash_ids: Some(("hash_ids", 16)),
         marker: Some("chat_id"),
+        zero_is_failed: false,
     },
     Layout {
         format: Format::Mooncake,
@@ -68,6 +74,7 @@ const LAYOUTS: [Layout; 6] = [
         output: "output_length",
         hash_ids: Some(("hash_ids", 512)),
         marker: None,
+        zero_is_failed: false,
     },
     Layout {
         format: Format::LlmServingSim,
@@ -78,6 +85,7 @@ const LAYOUTS: [Layout; 6] = [
         output: "output_toks",
         hash_ids: None,
         marker: None,
+        zero_is_failed: false,
     },
     Layout {
         format: Format::Azure,
@@ -88,6 +96,7 @@ const LAYOUTS: [Layout; 6] = [
         output: "GeneratedTokens",
         hash_ids: None,
         marker: None,
+        zero_is_failed: false,
     },
     Layout {
         format: Format::Vidur,
@@ -98,6 +107,18 @@ const LAYOUTS: [Layout; 6] = [
         output: "num_decode_tokens",
         hash_ids: None,
         marker: None,
+        zero_is_failed: false,
+    },
+    Layout {
+        format: Format::BurstGpt,
+        name: "burstgpt",
+        json: false,
+        arrival: Some(("Timestamp", Clock::Unit(TimeUnit::Seconds))),
+        prompt: "Request tokens",
+        output: "Response tokens",
+        hash_ids: None,
+        marker: None,
+        zero_is_failed: true,
     },
     Layout {
         format: Format::Lengths,
@@ -108,6 +129,7 @@ const LAYOUTS: [Layout; 6] = [
         output: "num_decode_tokens",
         hash_ids: None,
         marker: None,
+        zero_is_failed: false,
     },
 ];
 

@@ -70,12 +70,15 @@ pub fn parse(file: &str, bytes: &[u8], options: &TraceOptions) -> Result<Trace, 
     if options.limit == Some(0) {
         return Err(TraceError::LimitZero);
     }
-    let (layout, timed) = read_rows(file, rows::text(file, bytes)?, options)?;
+    let Rows { layout, timed, num_failed } = read_rows(file, rows::text(file, bytes)?, options)?;
     if timed.is_empty() {
         return Err(TraceError::Empty { file: file.to_owned() });
     }
     let mut trace =
         Trace { file: file.to_owned(), format: layout.format, records: Vec::new(), warnings: Vec::new() };
+    if num_failed > 0 {
+        trace.warnings.push(format!("{num_failed} requests without a response left out"));
+    }
     trace.records = order(timed, layout, options, &mut trace)?;
     match options.slot {
         Some(Nanos::ZERO) => return Err(TraceError::SlotZero),
@@ -92,11 +95,15 @@ pub fn parse(file: &str, bytes: &[u8], options: &TraceOptions) -> Result<Trace, 
 /// A row with its arrival as written, in nanoseconds.
 type Timed = (i128, Record);
 
-fn read_rows(
-    file: &str,
-    text: &str,
-    options: &TraceOptions,
-) -> Result<(&'static Layout, Vec<Timed>), TraceError> {
+/// A file's rows, in its order.
+struct Rows {
+    layout: &'static Layout,
+    timed: Vec<Timed>,
+    /// Requests left out because they failed when the trace was taken.
+    num_failed: usize,
+}
+
+fn read_rows(file: &str, text: &str, options: &TraceOptions) -> Result<Rows, TraceError> {
     let mut lines = rows::lines(text).peekable();
     let first = *lines.peek().ok_or_else(|| TraceError::Empty { file: file.to_owned() })?;
     let json = first.text.starts_with('{');
@@ -116,11 +123,16 @@ fn read_rows(
     if !json {
         lines.next();
     }
-    let timed = lines.map(|line| {
+    let mut rows = Rows { layout, timed: Vec::new(), num_failed: 0 };
+    for line in lines {
         let row = if json { Row::object(file, line)? } else { Row::table(file, line, &columns)? };
-        record(&row, layout, unit)
-    });
-    Ok((layout, timed.collect::<Result<_, _>>()?))
+        if layout.zero_is_failed && row.is_zero(layout.output) {
+            rows.num_failed += 1;
+        } else {
+            rows.timed.push(record(&row, layout, unit)?);
+        }
+    }
+    Ok(rows)
 }
 
 /// The clock to read arrivals by.

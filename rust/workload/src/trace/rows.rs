@@ -141,6 +141,12 @@ impl<'a> Row<'a> {
         tokens.ok_or_else(|| self.error(field, quoted(&text), expected))
     }
 
+    /// Whether `field` holds a zero.
+    pub(super) fn is_zero(&self, field: &str) -> bool {
+        let number = self.scalar(field, "a number").ok().and_then(|text| Decimal::parse(&text));
+        number.and_then(Decimal::whole) == Some(0)
+    }
+
     /// An arrival in nanoseconds, of a number in `unit`.
     pub(super) fn nanos(&self, field: &str, unit: TimeUnit) -> Result<i128, TraceError> {
         let expected = format!("an arrival in {}, at least 0", unit.name());
