@@ -1,13 +1,15 @@
 //! DESIGN's laws 2 (blocks), 3 (progress) and 6 (runs), and determinism, over random workloads,
 //! policies, latency models and faults.
 
+use std::ops::ControlFlow;
+
 use kvrelay_core::cluster::WorkerId;
 use kvrelay_core::metrics::PooledGaps;
 use kvrelay_core::policy::{BUILT_IN, Policy, built_in};
 use kvrelay_core::record::Status;
 use kvrelay_core::request::{Arrival, PromptContent, Scheduled};
 use kvrelay_core::time::{Nanos, Time};
-use kvrelay_sim::{Injection, Options, SimCluster, SimError, Simulation, Unwatched, simulate};
+use kvrelay_sim::{Injection, Options, SimCluster, SimError, Simulation, Watch, simulate};
 use kvrelay_tests::{Chaotic, Kinked, cluster};
 use proptest::prelude::*;
 
@@ -70,7 +72,17 @@ fn run(
     policy: Box<dyn Policy>,
     options: &Options,
 ) -> Result<Simulation, SimError> {
-    simulate(cluster, &mut Scheduled::new(arrivals.to_vec()), policy, options, &mut Unwatched)
+    simulate(cluster, &mut Scheduled::new(arrivals.to_vec()), policy, options, &mut Patience(200))
+}
+
+/// Ends a simulation that does not end by itself: so many looks are left.
+struct Patience(u32);
+
+impl Watch for Patience {
+    fn look(&mut self, _: u64, _: u64, _: Time) -> ControlFlow<()> {
+        self.0 -= 1;
+        if self.0 == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
 }
 
 /// A pool just large enough for the longest request is the hardest.

@@ -156,6 +156,9 @@ pub struct Simulation {
 /// Instants between two looks of the watcher.
 const LOOK_EVERY: u64 = 512;
 
+/// So many instants with nothing but wake-ups mean that a policy wakes itself for nothing.
+const MAX_IDLE_INSTANTS: u64 = 100_000;
+
 /// Runs in progress, by worker: the driver's, and what policies look at.
 #[derive(Clone, Default)]
 struct Runs(Arc<Mutex<Vec<Option<SimRun>>>>);
@@ -206,7 +209,7 @@ pub fn simulate(
     let mut driver = Driver::new(cluster, source, options);
     scheduler.watch_progress(Box::new(driver.runs.clone()));
     let (mut events, mut actions) = (Vec::new(), Vec::new());
-    let (mut now, mut num_instants) = (Time::ZERO, 0u64);
+    let (mut now, mut num_instants, mut num_idle) = (Time::ZERO, 0u64, 0u64);
     while let Some(next) =
         driver.next_instant().filter(|next| options.until.is_none_or(|until| *next <= until))
     {
@@ -216,6 +219,8 @@ pub fn simulate(
             continue;
         }
         now = next;
+        let woken_only = events.iter().all(|event| matches!(event, Event::Wake));
+        num_idle = if woken_only { num_idle + 1 } else { 0 };
         scheduler.handle(now, &events, &mut actions)?;
         events.clear();
         for action in actions.drain(..) {
@@ -225,6 +230,11 @@ pub fn simulate(
             scheduler.check_integrity()?;
         }
         num_instants += 1;
+        if num_idle == MAX_IDLE_INSTANTS
+            && let Some(first) = scheduler.first_live()
+        {
+            return Err(SimError::Stalled { num_live: scheduler.num_live(), first: first.0, at: now });
+        }
         if num_instants.is_multiple_of(LOOK_EVERY)
             && watch.look(driver.outputs.len() as u64, driver.over, now).is_break()
         {

@@ -11,6 +11,7 @@ use crate::policy::{Batch, Decision, PolicyFault, WorkerView};
 use crate::record::Status;
 use crate::request::RequestId;
 use crate::step::{Row, Run, Seq, Step, StepShape};
+use crate::time::Time;
 
 fn invalid(message: String) -> Decision<()> {
     Err(PolicyFault::Invalid { method: "batch", message })
@@ -92,7 +93,7 @@ impl State {
 
     fn commit_batch(&mut self, worker: WorkerId, batch: Batch, actions: &mut Vec<Action>) {
         self.worker(worker).dirty = false;
-        self.timers.extend(batch.wake_at);
+        self.set_timer(worker, batch.wake_at);
         for id in batch.drop {
             self.give_up(id, Status::Refused, Some("dropped by the policy".to_owned()), actions);
         }
@@ -252,6 +253,15 @@ impl State {
             assert!(extended, "blocks for {low} steps were counted as available");
         }
         low
+    }
+
+    /// The latest batch says when to ask again; what earlier ones said no longer counts.
+    fn set_timer(&mut self, worker: WorkerId, at: Option<Time>) {
+        let before = std::mem::replace(&mut self.worker(worker).wake_at, at);
+        if let Some(before) = before {
+            self.timers.remove(&(before, worker));
+        }
+        self.timers.extend(at.map(|at| (at, worker)));
     }
 
     /// Gives up the KV of a decoding request; it is recomputed here, before all others.

@@ -52,6 +52,23 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Workers whose pools are full of KV that waits for room at each other, or reserved for prompts
+    /// that wait for that room, would wait for ever. So when nothing moves, the latest gives up its
+    /// reservation, then its KV (it is recomputed), until someone can go on.
+    pub(super) fn break_deadlock(&mut self, actions: &mut Vec<Action>) -> Decision<()> {
+        let mut broken = false;
+        while !self.state.anything_moves() && self.state.give_way(actions) {
+            broken = true;
+            self.accept_all(actions)?;
+            self.batch_all(actions)?;
+        }
+        if broken {
+            self.place_all(actions)?;
+            self.batch_all(actions)?;
+        }
+        Ok(())
+    }
+
     /// The worker that takes the request now, if any.
     fn ask_accept(&mut self, id: RequestId) -> Decision<Option<WorkerId>> {
         let Some(candidate) = self.state.decode_candidate(id) else { return Ok(None) };
@@ -77,6 +94,22 @@ impl Scheduler {
 }
 
 impl State {
+    /// Frees what the latest request holds while it waits; false if nobody else's is in the way.
+    fn give_way(&mut self, actions: &mut Vec<Action>) -> bool {
+        let waits = |phase| matches!(phase, Phase::Waiting(_) | Phase::AwaitingRoom);
+        let reserved = self.requests.iter().filter(|live| live.incoming.is_some() && waits(live.phase()));
+        if let Some(id) = reserved.map(super::live::Live::id).last() {
+            let reservation = self.requests[id].incoming.take();
+            self.release(reservation);
+            return true;
+        }
+        let latest = self.awaiting_room.iter().max().copied().filter(|_| self.awaiting_room.len() > 1);
+        if let Some(id) = latest {
+            self.unplace(id, actions);
+        }
+        latest.is_some()
+    }
+
     /// Where placement wants the request to decode, otherwise the decode worker with the fewest KV
     /// tokens that could hold it; `None` while no such worker is up.
     fn decode_candidate(&self, id: RequestId) -> Option<WorkerId> {

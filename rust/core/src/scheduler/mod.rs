@@ -141,7 +141,8 @@ impl Scheduler {
         self.admit_all(actions)?;
         self.place_all(actions)?;
         self.accept_all(actions)?;
-        self.batch_all(actions)
+        self.batch_all(actions)?;
+        self.break_deadlock(actions)
     }
 
     fn observe(&mut self) -> Decision<()> {
@@ -175,14 +176,10 @@ impl Scheduler {
 
     fn fire_timers(&mut self) {
         let now = self.state.now;
-        let mut due = false;
-        while self.state.timers.first().is_some_and(|at| *at <= now) {
-            self.state.timers.pop_first();
-            due = true;
-        }
-        if due {
-            self.state.workers.iter_mut().for_each(|worker| worker.dirty = true);
-            (self.state.place_dirty, self.state.accept_dirty) = (true, true);
+        while self.state.timers.first().is_some_and(|(at, _)| *at <= now) {
+            let (_, worker) = self.state.timers.pop_first().expect("looked at");
+            let worker = self.state.worker(worker);
+            (worker.wake_at, worker.dirty) = (None, true);
         }
         while self.state.held.first().is_some_and(|(until, _)| *until <= now) {
             let (_, id) = self.state.held.pop_first().expect("looked at");
@@ -192,7 +189,7 @@ impl Scheduler {
 
     fn ask_to_be_woken(&mut self, actions: &mut Vec<Action>) {
         let held = self.state.held.first().map(|(until, _)| *until);
-        let timers = self.state.timers.first().copied();
+        let timers = self.state.timers.first().map(|(at, _)| *at);
         let next = [held, timers, self.rebalance_at].into_iter().flatten().min();
         let Some(next) = next else { return };
         let pending = self.wake_sent.filter(|sent| *sent > self.state.now);
@@ -247,11 +244,13 @@ impl Scheduler {
     /// transfer, no timer. Then the policy has left work undone for good, unless a worker returns.
     pub fn stalled(&self) -> Option<RequestId> {
         let state = &self.state;
-        let under_way = state.workers.iter().any(|worker| worker.outstanding.is_some())
-            || !state.transfers.is_empty()
-            || !state.held.is_empty()
-            || !state.timers.is_empty();
-        if under_way { None } else { state.requests.iter().map(Live::id).next() }
+        let under_way = state.anything_moves() || !state.held.is_empty() || !state.timers.is_empty();
+        if under_way { None } else { self.first_live() }
+    }
+
+    /// The live request that arrived first.
+    pub fn first_live(&self) -> Option<RequestId> {
+        self.state.requests.iter().map(Live::id).next()
     }
 
     /// Counts all books anew; cheap enough for tests and for `engine.check_integrity()`.

@@ -85,7 +85,8 @@ pub(crate) struct State {
     /// Destination blocks whose writer has not confirmed that it stopped.
     pub(crate) quarantine: BTreeMap<TransferId, (WorkerId, Vec<BlockId>)>,
     pub(crate) next_transfer: u64,
-    pub(crate) timers: BTreeSet<Time>,
+    /// Workers whose policy wants to be asked again at a time, whatever happens.
+    pub(crate) timers: BTreeSet<(Time, WorkerId)>,
     /// Something changed that may let an unplaced request be placed.
     pub(crate) place_dirty: bool,
     /// Something changed that may let a decode worker accept.
@@ -119,6 +120,11 @@ impl State {
 
     pub(crate) fn worker(&mut self, id: WorkerId) -> &mut Worker {
         &mut self.workers[id.index()]
+    }
+
+    /// Whether a run or a transfer is under way.
+    pub(crate) fn anything_moves(&self) -> bool {
+        !self.transfers.is_empty() || self.workers.iter().any(|worker| worker.outstanding.is_some())
     }
 
     /// Steps of the worker's repeated run that are done and not yet credited.

@@ -38,6 +38,8 @@ pub(crate) struct Worker {
     pub(crate) outstanding: Option<Outstanding>,
     pub(crate) clock: PicoClock,
     pub(crate) next_seq: u64,
+    /// Its policy is to be asked again then.
+    pub(crate) wake_at: Option<Time>,
     /// Prompt tokens that the waiting ones have still to compute.
     pub(crate) queued_tokens: u64,
     /// KV tokens of the running ones.
@@ -62,6 +64,7 @@ impl Worker {
             outstanding: None,
             clock: PicoClock::default(),
             next_seq: 0,
+            wake_at: None,
             queued_tokens: 0,
             context_tokens: 0,
             incoming_tokens: 0,
