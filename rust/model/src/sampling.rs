@@ -1,0 +1,259 @@
+//! From logits to a token.
+//!
+//! Everything that depends on order is fixed, so that a token is a function of its logits, the
+//! parameters and the position alone:
+//! 1. temperature 0 is greedy: the largest logit, ties to the lowest id;
+//! 2. otherwise weights are `exp((logit - max) / temperature)`, in `f64`;
+//! 3. `top_k` keeps the `k` largest logits (ties to the lowest id);
+//! 4. `top_p` keeps the shortest run of those, largest first, whose weights reach `top_p` of
+//!    what step 3 left;
+//! 5. one Philox draw (key = seed, counter = position of the token to be sampled) walks the
+//!    remaining candidates: largest first when step 3 or 4 applied, by id otherwise.
+
+use std::cmp::Ordering;
+
+use crate::{ModelError, philox};
+
+/// How one request chooses its tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SamplingParams {
+    /// Finite and not negative; 0 is greedy.
+    pub temperature: f32,
+    /// Candidates kept; -1, 0, and anything from the vocabulary size on, mean all.
+    pub top_k: i64,
+    /// Probability mass kept, above 0 and at most 1; 1 means all.
+    pub top_p: f32,
+    /// Key of the request's random stream.
+    pub seed: u64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 }
+    }
+}
+
+impl SamplingParams {
+    /// Refuses values that would poison the sampler, naming the field and its range.
+    pub fn validate(&self) -> Result<(), ModelError> {
+        let refuse = |field, expected, found: String| Err(ModelError::Parameter { field, expected, found });
+        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
+            return refuse("temperature", "a finite number of at least 0", self.temperature.to_string());
+        }
+        if self.top_k < -1 {
+            return refuse("top_k", "-1 or 0 (off), or a positive number", self.top_k.to_string());
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return refuse("top_p", "a number above 0 and at most 1", self.top_p.to_string());
+        }
+        Ok(())
+    }
+}
+
+/// Chooses tokens; holds the scratch memory, so that a step allocates nothing.
+#[derive(Debug)]
+pub struct Sampler {
+    weights: Vec<f64>,
+    candidates: Vec<u32>,
+}
+
+impl Sampler {
+    /// A sampler for `vocab_size` logits.
+    pub fn new(vocab_size: usize) -> Self {
+        Self { weights: vec![0.0; vocab_size], candidates: Vec::with_capacity(vocab_size) }
+    }
+
+    /// The token at `position` (counted from the start of its sequence, so the length of what
+    /// precedes it) under `params`, which must be valid. A NaN or infinite logit is an error.
+    ///
+    /// # Panics
+    /// If `logits` is not as long as the vocabulary.
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        params: &SamplingParams,
+        position: u64,
+    ) -> Result<u32, ModelError> {
+        assert_eq!(logits.len(), self.weights.len(), "logits against the vocabulary");
+        let best = argmax(logits)?;
+        if params.temperature == 0.0 {
+            return Ok(best);
+        }
+        let max = f64::from(logits[best as usize]);
+        let temperature = f64::from(params.temperature);
+        for (weight, &logit) in self.weights.iter_mut().zip(logits) {
+            *weight = libm::exp((f64::from(logit) - max) / temperature);
+        }
+        let draw = philox::uniform(params.seed, position);
+        let vocab = logits.len();
+        let k = usize::try_from(params.top_k).ok().filter(|&k| k > 0 && k < vocab).unwrap_or(vocab);
+        if k == vocab && params.top_p == 1.0 {
+            return Ok(walk(&self.weights, 0..vocab as u32, draw).unwrap_or(best));
+        }
+        self.rank(logits, k, f64::from(params.top_p));
+        Ok(walk(&self.weights, self.candidates.iter().copied(), draw).unwrap_or(best))
+    }
+
+    /// Leaves the kept candidates in `self.candidates`, largest first.
+    fn rank(&mut self, logits: &[f32], k: usize, top_p: f64) {
+        let order = |a: &u32, b: &u32| -> Ordering {
+            logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b))
+        };
+        self.candidates.clear();
+        if k < logits.len() {
+            self.candidates.extend(0..logits.len() as u32);
+            self.candidates.select_nth_unstable_by(k - 1, order);
+            self.candidates.truncate(k);
+        } else {
+            // Tokens lighter than (1 - top_p) / vocabulary weigh less than 1 - top_p together,
+            // so the nucleus lies among the others and only those need sorting.
+            let total: f64 = self.weights.iter().sum();
+            let floor = total * (1.0 - top_p) / logits.len() as f64;
+            let heavy = (0..logits.len() as u32).filter(|&id| self.weights[id as usize] >= floor);
+            self.candidates.extend(heavy);
+        }
+        self.candidates.sort_unstable_by(order);
+        if top_p < 1.0 {
+            let mass = |ids: &[u32]| ids.iter().map(|&id| self.weights[id as usize]).sum::<f64>();
+            let total = if k < logits.len() { mass(&self.candidates) } else { self.weights.iter().sum() };
+            let mut reached = 0.0;
+            let kept = self.candidates.iter().position(|&id| {
+                reached += self.weights[id as usize];
+                reached >= top_p * total
+            });
+            self.candidates.truncate(kept.map_or(self.candidates.len(), |last| last + 1));
+        }
+    }
+}
+
+/// The largest logit's id, ties to the lowest; an infinite or undefined logit is an error.
+pub fn argmax(logits: &[f32]) -> Result<u32, ModelError> {
+    let mut best = 0;
+    for (id, &logit) in logits.iter().enumerate() {
+        if !logit.is_finite() {
+            return Err(ModelError::Logits { token: id, found: logit });
+        }
+        if logit > logits[best] {
+            best = id;
+        }
+    }
+    Ok(best as u32)
+}
+
+/// The first id at which the running weight exceeds `draw` of the total.
+fn walk(weights: &[f64], ids: impl Iterator<Item = u32> + Clone, draw: f64) -> Option<u32> {
+    let total: f64 = ids.clone().map(|id| weights[id as usize]).sum();
+    let mut reached = 0.0;
+    let mut last = None;
+    for id in ids {
+        let weight = weights[id as usize];
+        reached += weight;
+        if weight > 0.0 {
+            last = Some(id);
+        }
+        if reached > draw * total {
+            return Some(id);
+        }
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn params(temperature: f32, top_k: i64, top_p: f32, seed: u64) -> SamplingParams {
+        SamplingParams { temperature, top_k, top_p, seed }
+    }
+
+    #[test]
+    fn ranges_are_checked_by_name() {
+        let bad = [
+            ("temperature", params(f32::NAN, 0, 1.0, 0)),
+            ("temperature", params(f32::INFINITY, 0, 1.0, 0)),
+            ("temperature", params(-1.0, 0, 1.0, 0)),
+            ("top_k", params(1.0, -2, 1.0, 0)),
+            ("top_k", params(1.0, i64::MIN, 1.0, 0)),
+            ("top_p", params(1.0, 0, 0.0, 0)),
+            ("top_p", params(1.0, 0, 1.5, 0)),
+            ("top_p", params(1.0, 0, f32::NAN, 0)),
+        ];
+        for (name, params) in bad {
+            assert!(params.validate().unwrap_err().to_string().starts_with(name));
+        }
+        for top_k in [-1, 0, 1, 4, 5, 1_000_000_000, i64::MAX] {
+            params(0.7, top_k, 0.9, 0).validate().unwrap();
+        }
+    }
+
+    #[test]
+    fn greedy_breaks_ties_by_id() {
+        let mut sampler = Sampler::new(4);
+        assert_eq!(sampler.sample(&[1.0, 3.0, 3.0, 2.0], &params(0.0, 0, 1.0, 0), 5).unwrap(), 1);
+        assert_eq!(sampler.sample(&[0.0; 4], &params(0.0, 0, 1.0, 0), 5).unwrap(), 0);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(sampler.sample(&[0.0, bad, 0.0, 0.0], &params(0.0, 0, 1.0, 0), 5).is_err());
+        }
+    }
+
+    #[test]
+    fn frequencies_follow_the_softmax() {
+        let logits = [0.0_f32, 1.0, 2.0, -1.0];
+        let mut sampler = Sampler::new(4);
+        let mut counts = [0.0; 4];
+        let n = 20_000;
+        for position in 0..n {
+            counts[sampler.sample(&logits, &params(0.8, 0, 1.0, 3), position).unwrap() as usize] += 1.0;
+        }
+        let weights = logits.map(|l| libm::exp(f64::from(l) / f64::from(0.8_f32)));
+        let total: f64 = weights.iter().sum();
+        for (count, weight) in counts.iter().zip(weights) {
+            assert!((count / n as f64 - weight / total).abs() < 0.015);
+        }
+    }
+
+    #[test]
+    fn extreme_temperatures_stay_finite() {
+        let mut sampler = Sampler::new(3);
+        for temperature in [f32::MIN_POSITIVE, 1e-30, 1e30, f32::MAX] {
+            let p = params(temperature, 0, 0.9, 1);
+            assert!(sampler.sample(&[1e30, -1e30, 0.0], &p, 0).unwrap() < 3);
+        }
+    }
+
+    proptest! {
+        /// What may be drawn is what a plain sort-and-sum says, and "off" values change nothing.
+        #[test]
+        fn kept_set_matches_the_plain_definition(
+            logits in prop::collection::vec(-4.0_f32..4.0, 2..40),
+            k in -1_i64..50, top_p in 0.05_f32..=1.0, seed: u64, position in 0_u64..1000,
+        ) {
+            let n = logits.len();
+            let mut order: Vec<usize> = (0..n).collect();
+            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+            if k > 0 { order.truncate(k as usize); }
+            let max = logits[order[0]];
+            let w = |i: usize| libm::exp(f64::from(logits[i]) - f64::from(max));
+            let total: f64 = order.iter().map(|&i| w(i)).sum();
+            let mut reached = 0.0;
+            let mut allowed = vec![];
+            for &i in &order {
+                allowed.push(i as u32);
+                reached += w(i);
+                if reached >= f64::from(top_p) * total * (1.0 + 1e-9) { break; }
+            }
+            let mut sampler = Sampler::new(n);
+            let token = sampler.sample(&logits, &params(1.0, k, top_p, seed), position).unwrap();
+            prop_assert!(allowed.contains(&token), "{token} not in {allowed:?}");
+            let off: Vec<u32> = [-1, 0, n as i64, n as i64 + 1, i64::MAX].iter()
+                .map(|&k| sampler.sample(&logits, &params(1.0, k, top_p, seed), position).unwrap())
+                .collect();
+            prop_assert!(off.windows(2).all(|pair| pair[0] == pair[1]));
+            prop_assert_eq!(
+                sampler.sample(&logits, &params(1.0, 1, top_p, seed), position).unwrap(),
+                argmax(&logits).unwrap()
+            );
+        }
+    }
+}
