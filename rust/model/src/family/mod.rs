@@ -1,0 +1,3 @@
+//! One file an architecture.
+
+pub mod llama;
