@@ -181,7 +181,8 @@ fn settings_that_change_the_computation_are_refused_by_name() {
 
 #[test]
 fn gguf_settings_are_refused_by_name() {
-    let cases: [(&str, fn(&mut kvrelay_model::testing::GgufWriter)); 5] = [
+    type Change = fn(&mut kvrelay_model::testing::GgufWriter);
+    let cases: [(&str, Change); 5] = [
         ("yarn", |f| f.string("llama.rope.scaling.type", "yarn")),
         ("llama.expert_count", |f| f.u32("llama.expert_count", 8)),
         ("llama.attention.sliding_window", |f| {

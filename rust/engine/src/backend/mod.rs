@@ -8,7 +8,6 @@
 //!
 //! Nothing is allocated inside a step: all buffers are made at construction from [`Limits`].
 
-pub mod cpu;
 mod kv;
 
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use std::time::Duration;
 
 use kvrelay_model::SamplingParams;
 
-pub use kv::{KvGeometry, KvPool, copy_blocks};
+pub use kv::{DEFAULT_LAYER_GROUPS, KvGeometry, KvPool, copy_blocks};
 
 /// How large a step may be; a backend's buffers are made from it once.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -236,25 +235,35 @@ impl Progress {
         let mut state = self.lock();
         while (state.ticket, state.groups) < (ticket.0, group + 1) {
             if state.stopped {
-                return Err(BackendError::Stopped(format!("before step {} wrote its KV", ticket.0)));
+                return Err(BackendError::Stopped(format!(
+                    "before step {} wrote its KV",
+                    ticket.0
+                )));
             }
-            state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
         }
         Ok(())
     }
 
-    pub(crate) fn advance(&self, ticket: u64, groups: usize) {
+    /// For backends: step `ticket` has written the KV of its first `groups` layer groups.
+    pub fn advance(&self, ticket: u64, groups: usize) {
         let mut state = self.lock();
         (state.ticket, state.groups) = (ticket, groups);
         self.changed.notify_all();
     }
 
-    pub(crate) fn stop(&self) {
+    /// For backends: no more steps will run; whoever waits gets an error.
+    pub fn stop(&self) {
         self.lock().stopped = true;
         self.changed.notify_all();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, ProgressState> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
