@@ -385,7 +385,8 @@ mod tests {
     fn peers_name_both_values() {
         let here = geometry(9);
         here.check_peer(&geometry(9)).unwrap();
-        let cases: [(&str, fn(&mut KvGeometry)); 7] = [
+        type Change = fn(&mut KvGeometry);
+        let cases: [(&str, Change); 7] = [
             ("dtype: here F32, there F16", |g| g.dtype = DType::F16),
             ("block size: here 4, there 16", |g| g.block_size = 16),
             ("layers: here 9, there 10", |g| g.num_layers = 10),
