@@ -89,41 +89,13 @@ impl KvGeometry {
     /// Refuses a peer whose blocks mean something else, naming both values (law 5).
     pub fn check_peer(&self, peer: &Self) -> Result<(), BackendError> {
         let fields = [
-            (
-                "dtype",
-                self.dtype.name().to_owned(),
-                peer.dtype.name().to_owned(),
-            ),
-            (
-                "block size",
-                self.block_size.to_string(),
-                peer.block_size.to_string(),
-            ),
-            (
-                "layers",
-                self.num_layers.to_string(),
-                peer.num_layers.to_string(),
-            ),
-            (
-                "KV heads",
-                self.num_kv_heads.to_string(),
-                peer.num_kv_heads.to_string(),
-            ),
-            (
-                "head dimension",
-                self.head_dim.to_string(),
-                peer.head_dim.to_string(),
-            ),
-            (
-                "layer groups",
-                self.num_layer_groups.to_string(),
-                peer.num_layer_groups.to_string(),
-            ),
-            (
-                "model",
-                format!("{:016x}", self.model_digest),
-                format!("{:016x}", peer.model_digest),
-            ),
+            ("dtype", self.dtype.name().to_owned(), peer.dtype.name().to_owned()),
+            ("block size", self.block_size.to_string(), peer.block_size.to_string()),
+            ("layers", self.num_layers.to_string(), peer.num_layers.to_string()),
+            ("KV heads", self.num_kv_heads.to_string(), peer.num_kv_heads.to_string()),
+            ("head dimension", self.head_dim.to_string(), peer.head_dim.to_string()),
+            ("layer groups", self.num_layer_groups.to_string(), peer.num_layer_groups.to_string()),
+            ("model", format!("{:016x}", self.model_digest), format!("{:016x}", peer.model_digest)),
         ];
         for (what, here, there) in fields {
             if here != there {
@@ -143,11 +115,7 @@ impl KvGeometry {
         ];
         for (what, found) in fields {
             if found == 0 {
-                return Err(BackendError::Config {
-                    what,
-                    expected: "at least 1".into(),
-                    found: "0".into(),
-                });
+                return Err(BackendError::Config { what, expected: "at least 1".into(), found: "0".into() });
             }
         }
         if self.num_layer_groups > self.num_layers {
@@ -192,10 +160,7 @@ impl KvPool {
     /// A pool of `num_blocks` zeroed blocks; the system commits the memory as it is used.
     pub fn new(geometry: KvGeometry, num_blocks: usize) -> Result<Self, BackendError> {
         geometry.check()?;
-        let len = geometry
-            .block_len()
-            .checked_mul(num_blocks)
-            .filter(|&n| n <= isize::MAX as usize / 4);
+        let len = geometry.block_len().checked_mul(num_blocks).filter(|&n| n <= isize::MAX as usize / 4);
         let Some(len) = len.filter(|&n| n > 0 && num_blocks <= u32::MAX as usize) else {
             return Err(BackendError::Config {
                 what: "KV blocks",
@@ -206,12 +171,7 @@ impl KvPool {
         let memory = Box::into_raw(vec![0.0_f32; len].into_boxed_slice());
         // A box is never null.
         let memory = NonNull::new(memory.cast::<f32>()).unwrap_or(NonNull::dangling());
-        Ok(Self {
-            geometry,
-            num_blocks,
-            memory,
-            len,
-        })
+        Ok(Self { geometry, num_blocks, memory, len })
     }
 
     /// How blocks are laid out.
@@ -229,17 +189,9 @@ impl KvPool {
     /// # Panics
     /// If there is no such block.
     pub(crate) fn block(&self, block: u32) -> *mut f32 {
-        assert!(
-            (block as usize) < self.num_blocks,
-            "block {block} of {}",
-            self.num_blocks
-        );
+        assert!((block as usize) < self.num_blocks, "block {block} of {}", self.num_blocks);
         // SAFETY: the block number was checked, so the offset stays inside the allocation.
-        unsafe {
-            self.memory
-                .as_ptr()
-                .add(block as usize * self.geometry.block_len())
-        }
+        unsafe { self.memory.as_ptr().add(block as usize * self.geometry.block_len()) }
     }
 
     /// Copies a block out, for transports and tests.
@@ -255,11 +207,7 @@ impl KvPool {
         // SAFETY: source and length lie inside the block; the caller excludes writers; `out` is
         // exclusively borrowed and cannot overlap the pool.
         unsafe {
-            std::ptr::copy_nonoverlapping(
-                self.block(block).add(range.start),
-                out.as_mut_ptr(),
-                range.len(),
-            );
+            std::ptr::copy_nonoverlapping(self.block(block).add(range.start), out.as_mut_ptr(), range.len());
         }
     }
 
@@ -275,11 +223,7 @@ impl KvPool {
         assert_eq!(from.len(), range.len(), "elements of a layer group");
         // SAFETY: as in `read_group`, with the caller excluding readers too.
         unsafe {
-            std::ptr::copy_nonoverlapping(
-                from.as_ptr(),
-                self.block(block).add(range.start),
-                range.len(),
-            );
+            std::ptr::copy_nonoverlapping(from.as_ptr(), self.block(block).add(range.start), range.len());
         }
     }
 }
@@ -316,27 +260,17 @@ pub unsafe fn copy_blocks(
     source.geometry.check_peer(&destination.geometry)?;
     let groups = source.geometry.num_layer_groups;
     if let Some(found) = group.filter(|&g| g >= groups) {
-        return Err(BackendError::Limit {
-            what: "layer group",
-            limit: groups - 1,
-            found,
-        });
+        return Err(BackendError::Limit { what: "layer group", limit: groups - 1, found });
     }
     for &(from, to) in pairs {
         for (block, pool) in [(from, source), (to, destination)] {
             if block as usize >= pool.num_blocks {
                 let limit = pool.num_blocks - 1;
-                return Err(BackendError::Limit {
-                    what: "block",
-                    limit,
-                    found: block as usize,
-                });
+                return Err(BackendError::Limit { what: "block", limit, found: block as usize });
             }
         }
     }
-    let range = group.map_or(0..source.geometry.block_len(), |g| {
-        source.geometry.group_range(g)
-    });
+    let range = group.map_or(0..source.geometry.block_len(), |g| source.geometry.group_range(g));
     for &(from, to) in pairs {
         // SAFETY: blocks and range were checked; the caller excludes every other access.
         unsafe {
@@ -393,30 +327,18 @@ mod tests {
             ("KV heads: here 2, there 3", |g| g.num_kv_heads = 3),
             ("head dimension: here 8, there 64", |g| g.head_dim = 64),
             ("layer groups: here 8, there 4", |g| g.num_layer_groups = 4),
-            (
-                "model: here 0000000000000007, there 0000000000000008",
-                |g| g.model_digest = 8,
-            ),
+            ("model: here 0000000000000007, there 0000000000000008", |g| g.model_digest = 8),
         ];
         for (text, change) in cases {
             let mut there = geometry(9);
             change(&mut there);
-            assert!(
-                here.check_peer(&there)
-                    .unwrap_err()
-                    .to_string()
-                    .contains(text),
-                "{text}"
-            );
+            assert!(here.check_peer(&there).unwrap_err().to_string().contains(text), "{text}");
         }
     }
 
     #[test]
     fn copies_only_the_group_asked_for() {
-        let (a, b) = (
-            KvPool::new(geometry(9), 3).unwrap(),
-            KvPool::new(geometry(9), 2).unwrap(),
-        );
+        let (a, b) = (KvPool::new(geometry(9), 3).unwrap(), KvPool::new(geometry(9), 2).unwrap());
         let range = a.geometry().group_range(3);
         let numbers: Vec<f32> = (0..range.len()).map(|i| i as f32 + 1.0).collect();
         let mut out = vec![0.0; range.len()];
@@ -430,10 +352,7 @@ mod tests {
             b.read_group(1, 3, &mut out);
             assert_eq!(out, numbers);
             assert!(
-                copy_blocks(&a, &b, &[(3, 0)], None)
-                    .unwrap_err()
-                    .to_string()
-                    .contains("at most 2, found 3")
+                copy_blocks(&a, &b, &[(3, 0)], None).unwrap_err().to_string().contains("at most 2, found 3")
             );
             assert!(copy_blocks(&a, &b, &[(0, 2)], None).is_err());
             assert!(copy_blocks(&a, &b, &[], Some(8)).is_err());

@@ -8,6 +8,7 @@
 //!
 //! Nothing is allocated inside a step: all buffers are made at construction from [`Limits`].
 
+pub mod cpu;
 mod kv;
 
 use std::sync::Arc;
@@ -235,15 +236,9 @@ impl Progress {
         let mut state = self.lock();
         while (state.ticket, state.groups) < (ticket.0, group + 1) {
             if state.stopped {
-                return Err(BackendError::Stopped(format!(
-                    "before step {} wrote its KV",
-                    ticket.0
-                )));
+                return Err(BackendError::Stopped(format!("before step {} wrote its KV", ticket.0)));
             }
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
         Ok(())
     }
@@ -262,8 +257,6 @@ impl Progress {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, ProgressState> {
-        self.state
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
