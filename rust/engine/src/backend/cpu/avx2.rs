@@ -5,9 +5,8 @@ use std::arch::x86_64::*;
 use kvrelay_model::DType;
 
 use super::panels::{PANEL, Tile};
+use super::tile::register_tile;
 
-/// Rows of a register tile: 6 x 2 sums, 2 vectors of weights and one broadcast of 16 registers.
-const TILE_ROWS: usize = 6;
 /// Outputs of a register tile.
 const TILE_COLUMNS: usize = 16;
 
@@ -105,56 +104,48 @@ pub(super) unsafe fn multiply(weights: &[f32], tile: &Tile) {
     for c in (0..PANEL).step_by(TILE_COLUMNS) {
         let mut row = 0;
         while row < tile.rows {
-            let rows = TILE_ROWS.min(tile.rows - row);
-            // SAFETY: the caller's contract for rows `row..row + rows`.
+            let (rows, run): (usize, RegisterTile) = match tile.rows - row {
+                6.. => (6, rows_6),
+                4.. => (4, rows_4),
+                2.. => (2, rows_2),
+                _ => (1, rows_1),
+            };
+            // SAFETY: the caller's contract for these rows.
             unsafe {
-                let x = tile.x.add(row * tile.x_stride);
-                let y = tile.y.add(row * tile.y_stride + c);
-                match rows {
-                    1 => rows_of::<1>(&weights[c..], x, y, tile),
-                    2 => rows_of::<2>(&weights[c..], x, y, tile),
-                    3 => rows_of::<3>(&weights[c..], x, y, tile),
-                    4 => rows_of::<4>(&weights[c..], x, y, tile),
-                    5 => rows_of::<5>(&weights[c..], x, y, tile),
-                    _ => rows_of::<TILE_ROWS>(&weights[c..], x, y, tile),
-                }
+                let (x, y) = (tile.x.add(row * tile.x_stride), tile.y.add(row * tile.y_stride + c));
+                run(&weights[c..], x, y, tile);
             }
             row += rows;
         }
     }
 }
 
-/// `R` rows of [`TILE_COLUMNS`] outputs, whose sums stay in registers; `weights` begins at the
-/// first of the outputs.
-///
-/// # Safety
-/// As for [`multiply`].
-#[target_feature(enable = "avx2,fma")]
-unsafe fn rows_of<const R: usize>(weights: &[f32], x: *const f32, y: *mut f32, tile: &Tile) {
-    let mut sums = [[_mm256_setzero_ps(); 2]; R];
-    // SAFETY: the caller's contract; `weights` holds `PANEL` numbers for each input, less at
-    // most the outputs before the tile.
-    unsafe {
-        if !tile.fresh {
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let y = y.add(r * tile.y_stride);
-                *sums = [_mm256_loadu_ps(y), _mm256_loadu_ps(y.add(8))];
-            }
-        }
-        let w = weights.as_ptr();
-        for k in 0..weights.len().div_ceil(PANEL) {
-            let w = w.add(k * PANEL);
-            let (low, high) = (_mm256_loadu_ps(w), _mm256_loadu_ps(w.add(8)));
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let x = _mm256_set1_ps(*x.add(r * tile.x_stride + k));
-                sums[0] = _mm256_fmadd_ps(x, low, sums[0]);
-                sums[1] = _mm256_fmadd_ps(x, high, sums[1]);
-            }
-        }
-        for (r, sums) in sums.iter().enumerate() {
-            let y = y.add(r * tile.y_stride);
-            _mm256_storeu_ps(y, sums[0]);
-            _mm256_storeu_ps(y.add(8), sums[1]);
-        }
-    }
-}
+type RegisterTile = unsafe fn(&[f32], *const f32, *mut f32, &Tile);
+
+// At most 6 rows: 12 sums, 2 vectors of weights and a broadcast, of 16 registers.
+register_tile!(
+    rows_6, "avx2,fma", 8,
+    (_mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_set1_ps, _mm256_fmadd_ps),
+    bases: (b0 0) (b1 3),
+    rows: (l0 h0 0 = b0 0) (l1 h1 1 = b0 1) (l2 h2 2 = b0 2)
+    (l3 h3 3 = b1 0) (l4 h4 4 = b1 1) (l5 h5 5 = b1 2)
+);
+register_tile!(
+    rows_4, "avx2,fma", 8,
+    (_mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_set1_ps, _mm256_fmadd_ps),
+    bases: (b0 0) (b1 3),
+    rows: (l0 h0 0 = b0 0) (l1 h1 1 = b0 1) (l2 h2 2 = b0 2)
+    (l3 h3 3 = b1 0)
+);
+register_tile!(
+    rows_2, "avx2,fma", 8,
+    (_mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_set1_ps, _mm256_fmadd_ps),
+    bases: (b0 0),
+    rows: (l0 h0 0 = b0 0) (l1 h1 1 = b0 1)
+);
+register_tile!(
+    rows_1, "avx2,fma", 8,
+    (_mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_set1_ps, _mm256_fmadd_ps),
+    bases: (b0 0),
+    rows: (l0 h0 0 = b0 0)
+);

@@ -5,9 +5,7 @@ use std::arch::x86_64::*;
 use kvrelay_model::DType;
 
 use super::panels::{PANEL, Tile};
-
-/// Rows of a register tile: 12 x 2 sums, 2 vectors of weights, and broadcasts from memory.
-const TILE_ROWS: usize = 12;
+use super::tile::register_tile;
 
 /// See [`super::panels::unpack`].
 ///
@@ -120,59 +118,55 @@ unsafe fn nibbles(from: *const u8, has_minimum: bool, to: *mut f32) {
 pub(super) unsafe fn multiply(weights: &[f32], tile: &Tile) {
     let mut row = 0;
     while row < tile.rows {
-        let rows = TILE_ROWS.min(tile.rows - row);
-        // SAFETY: the caller's contract for rows `row..row + rows`.
-        unsafe {
-            let x = tile.x.add(row * tile.x_stride);
-            let y = tile.y.add(row * tile.y_stride);
-            match rows {
-                1 => rows_of::<1>(weights, x, y, tile),
-                2 => rows_of::<2>(weights, x, y, tile),
-                3 => rows_of::<3>(weights, x, y, tile),
-                4 => rows_of::<4>(weights, x, y, tile),
-                5 => rows_of::<5>(weights, x, y, tile),
-                6 => rows_of::<6>(weights, x, y, tile),
-                7 => rows_of::<7>(weights, x, y, tile),
-                8 => rows_of::<8>(weights, x, y, tile),
-                9 => rows_of::<9>(weights, x, y, tile),
-                10 => rows_of::<10>(weights, x, y, tile),
-                11 => rows_of::<11>(weights, x, y, tile),
-                _ => rows_of::<TILE_ROWS>(weights, x, y, tile),
-            }
-        }
+        let (rows, run): (usize, RegisterTile) = match tile.rows - row {
+            12.. => (12, rows_12),
+            8.. => (8, rows_8),
+            4.. => (4, rows_4),
+            2.. => (2, rows_2),
+            _ => (1, rows_1),
+        };
+        // SAFETY: the caller's contract for these rows.
+        unsafe { run(weights, tile.x.add(row * tile.x_stride), tile.y.add(row * tile.y_stride), tile) };
         row += rows;
     }
 }
 
-/// `R` rows, whose sums stay in registers.
-///
-/// # Safety
-/// As for [`multiply`].
-#[target_feature(enable = "avx512f")]
-unsafe fn rows_of<const R: usize>(weights: &[f32], x: *const f32, y: *mut f32, tile: &Tile) {
-    let mut sums = [[_mm512_setzero_ps(); 2]; R];
-    // SAFETY: the caller's contract; `weights` holds `PANEL` numbers for each input.
-    unsafe {
-        if !tile.fresh {
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let y = y.add(r * tile.y_stride);
-                *sums = [_mm512_loadu_ps(y), _mm512_loadu_ps(y.add(16))];
-            }
-        }
-        let mut w = weights.as_ptr();
-        for k in 0..weights.len() / PANEL {
-            let (low, high) = (_mm512_loadu_ps(w), _mm512_loadu_ps(w.add(16)));
-            w = w.add(PANEL);
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let x = _mm512_set1_ps(*x.add(r * tile.x_stride + k));
-                sums[0] = _mm512_fmadd_ps(x, low, sums[0]);
-                sums[1] = _mm512_fmadd_ps(x, high, sums[1]);
-            }
-        }
-        for (r, sums) in sums.iter().enumerate() {
-            let y = y.add(r * tile.y_stride);
-            _mm512_storeu_ps(y, sums[0]);
-            _mm512_storeu_ps(y.add(16), sums[1]);
-        }
-    }
-}
+type RegisterTile = unsafe fn(&[f32], *const f32, *mut f32, &Tile);
+
+// At most 12 rows: 24 sums, 2 vectors of weights and a broadcast, of 32 registers.
+register_tile!(
+    rows_12, "avx512f", 16,
+    (_mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_fmadd_ps),
+    bases: (b0 0) (b1 3) (b2 6) (b3 9),
+    rows: (l0 h0 0 = b0 0) (l1 h1 1 = b0 1) (l2 h2 2 = b0 2)
+    (l3 h3 3 = b1 0) (l4 h4 4 = b1 1) (l5 h5 5 = b1 2)
+    (l6 h6 6 = b2 0) (l7 h7 7 = b2 1) (l8 h8 8 = b2 2)
+    (l9 h9 9 = b3 0) (l10 h10 10 = b3 1) (l11 h11 11 = b3 2)
+);
+register_tile!(
+    rows_8, "avx512f", 16,
+    (_mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_fmadd_ps),
+    bases: (b0 0) (b1 3) (b2 6),
+    rows: (l0 h0 0 = b0 0) (l1 h1 1 = b0 1) (l2 h2 2 = b0 2)
+    (l3 h3 3 = b1 0) (l4 h4 4 = b1 1) (l5 h5 5 = b1 2)
+    (l6 h6 6 = b2 0) (l7 h7 7 = b2 1)
+);
+register_tile!(
+    rows_4, "avx512f", 16,
+    (_mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_fmadd_ps),
+    bases: (b0 0) (b1 3),
+    rows: (l0 h0 0 = b0 0) (l1 h1 1 = b0 1) (l2 h2 2 = b0 2)
+    (l3 h3 3 = b1 0)
+);
+register_tile!(
+    rows_2, "avx512f", 16,
+    (_mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_fmadd_ps),
+    bases: (b0 0),
+    rows: (l0 h0 0 = b0 0) (l1 h1 1 = b0 1)
+);
+register_tile!(
+    rows_1, "avx512f", 16,
+    (_mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_fmadd_ps),
+    bases: (b0 0),
+    rows: (l0 h0 0 = b0 0)
+);

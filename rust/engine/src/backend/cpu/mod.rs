@@ -11,6 +11,8 @@ mod plain;
 mod rows;
 mod step;
 mod team;
+#[cfg(target_arch = "x86_64")]
+mod tile;
 mod weights;
 
 use std::sync::Arc;

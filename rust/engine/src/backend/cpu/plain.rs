@@ -41,58 +41,102 @@ impl Arithmetic for Fused {
     }
 }
 
-/// Folds the upper half of the lanes onto the lower until one is left.
-#[inline(always)]
-fn fold<const L: usize>(mut lanes: [f32; L], add: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut width = L / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] = add(lanes[i], lanes[i + width]);
+/// How two lanes become one.
+#[derive(Clone, Copy)]
+enum Combine {
+    Add,
+    Larger,
+}
+
+impl Combine {
+    #[inline(always)]
+    fn of(self, a: f32, b: f32) -> f32 {
+        match self {
+            Self::Add => a + b,
+            Self::Larger if a > b => a,
+            Self::Larger => b,
         }
-        width /= 2;
     }
-    lanes[0]
+}
+
+/// Folds the upper half of the lanes onto the lower until one is left. Spelled out in whole
+/// arrays, without closures, so that the lanes never leave their registers.
+#[inline(always)]
+fn fold(lanes: [f32; HEAD_LANES], by: Combine) -> f32 {
+    let (mut eight, mut four) = ([0.0; 8], [0.0; 4]);
+    for i in 0..8 {
+        eight[i] = by.of(lanes[i], lanes[i + 8]);
+    }
+    for i in 0..4 {
+        four[i] = by.of(eight[i], eight[i + 4]);
+    }
+    by.of(by.of(four[0], four[2]), by.of(four[1], four[3]))
+}
+
+/// As [`fold`], the sum of the lanes of a row.
+#[inline(always)]
+fn fold_row(lanes: [f32; ROW_LANES]) -> f32 {
+    let mut half = [0.0; HEAD_LANES];
+    for i in 0..HEAD_LANES {
+        half[i] = lanes[i] + lanes[i + HEAD_LANES];
+    }
+    fold(half, Combine::Add)
 }
 
 #[inline(always)]
-fn dot<A: Arithmetic, const L: usize>(x: &[f32], y: &[f32]) -> f32 {
+fn add_products<A: Arithmetic, const L: usize>(x: &[f32; L], y: &[f32; L], mut lanes: [f32; L]) -> [f32; L] {
+    for i in 0..L {
+        lanes[i] = A::multiply_add(x[i], y[i], lanes[i]);
+    }
+    lanes
+}
+
+/// A last, short chunk with zeros behind it: lanes indexed by a variable would live in memory.
+#[inline(always)]
+fn padded<const L: usize>(rest: &[f32]) -> [f32; L] {
+    let mut out = [0.0; L];
+    out[..rest.len()].copy_from_slice(rest);
+    out
+}
+
+#[inline(always)]
+fn lane_sums<A: Arithmetic, const L: usize>(x: &[f32], y: &[f32]) -> [f32; L] {
     let mut lanes = [0.0; L];
     let (x, x_rest) = x.as_chunks::<L>();
     let (y, y_rest) = y.as_chunks::<L>();
     for (x, y) in x.iter().zip(y) {
-        for i in 0..L {
-            lanes[i] = A::multiply_add(x[i], y[i], lanes[i]);
-        }
+        lanes = add_products::<A, L>(x, y, lanes);
     }
-    for (i, (x, y)) in x_rest.iter().zip(y_rest).enumerate() {
-        lanes[i] = A::multiply_add(*x, *y, lanes[i]);
+    if !x_rest.is_empty() {
+        lanes = add_products::<A, L>(&padded(x_rest), &padded(y_rest), lanes);
     }
-    fold(lanes, |a, b| a + b)
+    lanes
 }
 
-/// The products of `x` with [`DOT_ROWS`] rows of weights, each as `dot` would give it alone.
+/// The products of `x` with [`DOT_ROWS`] rows of weights, each as it would be alone.
 #[inline(always)]
 pub(super) fn dots<A: Arithmetic>(x: &[f32], weights: &[f32], out: &mut [f32; DOT_ROWS]) {
     let columns = x.len();
     let rows: [&[f32]; DOT_ROWS] = std::array::from_fn(|r| &weights[r * columns..(r + 1) * columns]);
-    let mut lanes = [[0.0; ROW_LANES]; DOT_ROWS];
-    let whole = columns - columns % ROW_LANES;
-    let mut at = 0;
-    while at < whole {
-        let x = &x[at..at + ROW_LANES];
-        for (lanes, row) in lanes.iter_mut().zip(rows) {
-            let row = &row[at..at + ROW_LANES];
-            for i in 0..ROW_LANES {
-                lanes[i] = A::multiply_add(x[i], row[i], lanes[i]);
-            }
-        }
-        at += ROW_LANES;
+    let (mut a, mut b, mut c, mut d) =
+        ([0.0; ROW_LANES], [0.0; ROW_LANES], [0.0; ROW_LANES], [0.0; ROW_LANES]);
+    let (chunks, rest) = x.as_chunks::<ROW_LANES>();
+    let [rows_a, rows_b, rows_c, rows_d] = rows.map(|row| row.as_chunks::<ROW_LANES>().0);
+    for ((((x, row_a), row_b), row_c), row_d) in chunks.iter().zip(rows_a).zip(rows_b).zip(rows_c).zip(rows_d)
+    {
+        a = add_products::<A, ROW_LANES>(x, row_a, a);
+        b = add_products::<A, ROW_LANES>(x, row_b, b);
+        c = add_products::<A, ROW_LANES>(x, row_c, c);
+        d = add_products::<A, ROW_LANES>(x, row_d, d);
     }
-    for ((lanes, row), out) in lanes.iter_mut().zip(rows).zip(out) {
-        for (i, (x, w)) in x[whole..].iter().zip(&row[whole..]).enumerate() {
-            lanes[i] = A::multiply_add(*x, *w, lanes[i]);
-        }
-        *out = fold(*lanes, |a, b| a + b);
+    for ((lanes, row), out) in [a, b, c, d].into_iter().zip(rows).zip(out) {
+        let row = &row[columns - rest.len()..];
+        let lanes = if rest.is_empty() {
+            lanes
+        } else {
+            add_products::<A, ROW_LANES>(&padded(rest), &padded(row), lanes)
+        };
+        *out = fold_row(lanes);
     }
 }
 
@@ -103,7 +147,8 @@ fn exp<A: Arithmetic>(x: f32) -> f32 {
     /// Adding and taking away 1.5 * 2^23 rounds to a whole number.
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.0, 88.0);
-    let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
     // ln 2 in two parts, the first of few bits, so that the difference stays exact.
     let r = A::multiply_add(n, -0.693_359_4, x);
     let r = A::multiply_add(n, 2.121_944_4e-4, r);
@@ -112,7 +157,9 @@ fn exp<A: Arithmetic>(x: f32) -> f32 {
         p = A::multiply_add(p, r, c);
     }
     let y = A::multiply_add(p * r, r, r + 1.0);
-    y * f32::from_bits(((n as i32 + 127) as u32) << 23)
+    // The low bits of `shifted` are n: no conversion, so that loops over this stay vectors.
+    let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127);
+    y * f32::from_bits(exponent << 23)
 }
 
 /// Adds `delta` to the residual stream `x`, and writes its RMS norm times `weight` to `out`
@@ -130,7 +177,7 @@ pub(super) fn norm<A: Arithmetic>(
             *x += d;
         }
     }
-    let mean = dot::<A, ROW_LANES>(x, x) / x.len() as f32;
+    let mean = fold_row(lane_sums::<A, ROW_LANES>(x, x)) / x.len() as f32;
     let scale = 1.0 / (mean + eps).sqrt();
     for ((out, x), w) in out.iter_mut().zip(x.iter()).zip(weight) {
         *out = x * scale * w;
@@ -207,7 +254,7 @@ pub(super) unsafe fn attend<A: Arithmetic>(
     // SAFETY: the caller's contract.
     for (first, keys) in unsafe { kv.chunks(kv.keys) } {
         for (score, key) in scores[first..].iter_mut().zip(keys.chunks_exact(dim)) {
-            *score = dot::<A, HEAD_LANES>(query, key) * scale;
+            *score = fold(lane_sums::<A, HEAD_LANES>(query, key), Combine::Add) * scale;
         }
     }
     let sum = softmax_numerators::<A>(scores);
@@ -216,7 +263,7 @@ pub(super) unsafe fn attend<A: Arithmetic>(
         // SAFETY: the caller's contract.
         at += unsafe {
             match dim - at {
-                64.. => mix::<A, 64>(scores, kv, at, out),
+                64.. => mix_four::<A>(scores, kv, at, out),
                 16.. => mix::<A, 16>(scores, kv, at, out),
                 _ => mix::<A, 1>(scores, kv, at, out),
             }
@@ -232,17 +279,16 @@ pub(super) unsafe fn attend<A: Arithmetic>(
 #[inline(always)]
 fn softmax_numerators<A: Arithmetic>(scores: &mut [f32]) -> f32 {
     let mut largest = [f32::NEG_INFINITY; HEAD_LANES];
-    let larger = |a: f32, b: f32| if a > b { a } else { b };
     let (chunks, rest) = scores.as_chunks::<HEAD_LANES>();
     for chunk in chunks {
         for i in 0..HEAD_LANES {
-            largest[i] = larger(chunk[i], largest[i]);
+            largest[i] = Combine::Larger.of(chunk[i], largest[i]);
         }
     }
     for (i, &x) in rest.iter().enumerate() {
-        largest[i] = larger(x, largest[i]);
+        largest[i] = Combine::Larger.of(x, largest[i]);
     }
-    let max = fold(largest, larger);
+    let max = fold(largest, Combine::Larger);
     let mut sums = [0.0; HEAD_LANES];
     let (chunks, rest) = scores.as_chunks_mut::<HEAD_LANES>();
     for chunk in chunks {
@@ -255,7 +301,17 @@ fn softmax_numerators<A: Arithmetic>(scores: &mut [f32]) -> f32 {
         *x = exp::<A>(*x - max);
         sums[i] += *x;
     }
-    fold(sums, |a, b| a + b)
+    fold(sums, Combine::Add)
+}
+
+/// `sums + weight * value`
+#[inline(always)]
+fn add_scaled<A: Arithmetic, const N: usize>(weight: f32, value: &[f32], mut sums: [f32; N]) -> [f32; N] {
+    let value = &value[..N];
+    for i in 0..N {
+        sums[i] = A::multiply_add(weight, value[i], sums[i]);
+    }
+    sums
 }
 
 /// Elements `at..at + N` of the weighted sum of the values, position by position; gives `N`.
@@ -274,14 +330,36 @@ unsafe fn mix<A: Arithmetic, const N: usize>(
     // SAFETY: the caller's contract.
     for (first, values) in unsafe { kv.chunks(kv.values) } {
         for (weight, value) in weights[first..].iter().zip(values.chunks_exact(dim)) {
-            let value = &value[at..at + N];
-            for i in 0..N {
-                sums[i] = A::multiply_add(*weight, value[i], sums[i]);
-            }
+            sums = add_scaled::<A, N>(*weight, &value[at..], sums);
         }
     }
     out[at..at + N].copy_from_slice(&sums);
     N
+}
+
+/// As [`mix`] four times 16 elements in one pass; four named sums stay in registers where an
+/// array of 64 does not.
+///
+/// # Safety
+/// As for [`KvHead::chunks`].
+#[inline(always)]
+unsafe fn mix_four<A: Arithmetic>(weights: &[f32], kv: KvHead<'_>, at: usize, out: &mut [f32]) -> usize {
+    let dim = kv.pool.geometry().head_dim;
+    let (mut a, mut b, mut c, mut d) = ([0.0; 16], [0.0; 16], [0.0; 16], [0.0; 16]);
+    // SAFETY: the caller's contract.
+    for (first, values) in unsafe { kv.chunks(kv.values) } {
+        for (weight, value) in weights[first..].iter().zip(values.chunks_exact(dim)) {
+            let value = &value[at..at + 64];
+            a = add_scaled::<A, 16>(*weight, value, a);
+            b = add_scaled::<A, 16>(*weight, &value[16..], b);
+            c = add_scaled::<A, 16>(*weight, &value[32..], c);
+            d = add_scaled::<A, 16>(*weight, &value[48..], d);
+        }
+    }
+    for (out, sums) in out[at..at + 64].chunks_exact_mut(16).zip([a, b, c, d]) {
+        out.copy_from_slice(&sums);
+    }
+    64
 }
 
 #[cfg(test)]
@@ -311,7 +389,7 @@ mod tests {
             dots::<Separate>(&x, &w, &mut out);
             for (r, out) in out.iter().enumerate() {
                 let row = &w[r * columns..(r + 1) * columns];
-                assert_eq!(*out, dot::<Separate, ROW_LANES>(&x, row));
+                assert_eq!(*out, fold_row(lane_sums::<Separate, ROW_LANES>(&x, row)));
                 let exact: f64 = x.iter().zip(row).map(|(a, b)| f64::from(a * b)).sum();
                 assert!((f64::from(*out) - exact).abs() < 1e-4);
             }
