@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvrelay.errors import DatasetError
+
 __all__ = ["Dataset", "DatasetError", "cache_dir", "info", "load", "names"]
 
 #: Where the files are, unless ``base_url`` or the environment variable ``KVRELAY_DATASETS_URL`` says
@@ -30,22 +32,6 @@ __all__ = ["Dataset", "DatasetError", "cache_dir", "info", "load", "names"]
 BASE_URL = "https://raw.githubusercontent.com"
 
 _CHUNK_BYTES = 1 << 16
-
-
-class DatasetError(OSError):
-    """A dataset could not be fetched, or is not the one published.
-
-    Attributes:
-        name: The dataset.
-        url: Where it was fetched from.
-        path: Where it would have been kept; a file put there by hand is taken if it is the right one.
-    """
-
-    def __init__(self, message: str, *, name: str, url: str, path: Path) -> None:
-        super().__init__(message)
-        self.name = name
-        self.url = url
-        self.path = path
 
 
 @dataclass(frozen=True)

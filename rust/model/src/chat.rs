@@ -19,10 +19,7 @@ pub struct ChatMessage {
 impl ChatMessage {
     /// A turn of `role` saying `content`.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self {
-            role: role.into(),
-            content: content.into(),
-        }
+        Self { role: role.into(), content: content.into() }
     }
 }
 
@@ -41,14 +38,10 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function(
-            "raise_exception",
-            |message: String| -> Result<String, minijinja::Error> {
-                Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-            },
-        );
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+        });
         environment
             .add_template_owned(NAME, source.to_owned())
             .map_err(|e| ModelError::Template(e.to_string()))?;
@@ -79,9 +72,7 @@ impl ChatTemplate {
             eos_token => self.eos_token,
         };
         let template = self.environment.get_template(NAME);
-        template
-            .and_then(|t| t.render(variables))
-            .map_err(|e| ModelError::Template(e.to_string()))
+        template.and_then(|t| t.render(variables)).map_err(|e| ModelError::Template(e.to_string()))
     }
 }
 
@@ -93,20 +84,14 @@ mod tests {
     fn blocks_are_trimmed_and_python_methods_work() {
         let source = "{% for m in messages %}\n    {% if m.role.upper().startswith('U') %}\n{{ m['content'].strip() }}{{ eos_token }}\n    {% endif %}\n{% endfor %}\n{{ messages[0].items() | length }}";
         let template = ChatTemplate::new(source, "<s>", "</s>").unwrap();
-        let text = template
-            .render(&[ChatMessage::new("user", "  hi ")], false)
-            .unwrap();
+        let text = template.render(&[ChatMessage::new("user", "  hi ")], false).unwrap();
         assert_eq!(text, "hi</s>\n2");
     }
 
     #[test]
     fn a_template_may_refuse() {
-        let template =
-            ChatTemplate::new("{{ raise_exception('roles must alternate') }}", "", "").unwrap();
-        let error = template
-            .render(&[ChatMessage::new("user", "x")], true)
-            .unwrap_err()
-            .to_string();
+        let template = ChatTemplate::new("{{ raise_exception('roles must alternate') }}", "", "").unwrap();
+        let error = template.render(&[ChatMessage::new("user", "x")], true).unwrap_err().to_string();
         assert!(error.contains("roles must alternate"), "{error}");
         assert!(ChatTemplate::new("{% for %}", "", "").is_err());
     }

@@ -37,16 +37,10 @@ const GGUF_KEYS: [&str; 18] = [
 /// The configuration in a GGUF file; the vocabulary size is that of the embedding.
 pub fn from_gguf(gguf: &Gguf) -> Result<LlamaConfig, ModelError> {
     let path = gguf.path();
-    let architecture = gguf
-        .string("general.architecture")?
-        .ok_or_else(|| gguf.missing("general.architecture"))?;
+    let architecture =
+        gguf.string("general.architecture")?.ok_or_else(|| gguf.missing("general.architecture"))?;
     if architecture != "llama" {
-        return Err(ModelError::unsupported(
-            &path,
-            "general.architecture",
-            architecture,
-            "llama",
-        ));
+        return Err(ModelError::unsupported(&path, "general.architecture", architecture, "llama"));
     }
     for key in gguf.keys() {
         let Some(name) = key.strip_prefix("llama.") else {
@@ -55,12 +49,7 @@ pub fn from_gguf(gguf: &Gguf) -> Result<LlamaConfig, ModelError> {
         let unused_experts =
             matches!(name, "expert_count" | "expert_used_count") && gguf.unsigned(key)? == Some(0);
         if !GGUF_KEYS.contains(&name) && !unused_experts {
-            return Err(ModelError::unsupported(
-                &path,
-                key,
-                "a setting",
-                GGUF_KEYS.join(", "),
-            ));
+            return Err(ModelError::unsupported(&path, key, "a setting", GGUF_KEYS.join(", ")));
         }
     }
     let hidden_size = gguf.require_unsigned("llama.embedding_length")?;
@@ -98,8 +87,7 @@ pub fn from_gguf(gguf: &Gguf) -> Result<LlamaConfig, ModelError> {
         context_length: gguf.require_unsigned("llama.context_length")?,
         rms_eps: gguf
             .float("llama.attention.layer_norm_rms_epsilon")?
-            .ok_or_else(|| gguf.missing("llama.attention.layer_norm_rms_epsilon"))?
-            as f32,
+            .ok_or_else(|| gguf.missing("llama.attention.layer_norm_rms_epsilon"))? as f32,
         rope_theta,
         rope_scaling,
         rope_frequencies: vec![],
@@ -117,9 +105,7 @@ fn gguf_scaling(gguf: &Gguf) -> Result<Option<RopeScaling>, ModelError> {
     match gguf.string(TYPE)? {
         Some("none") => Ok(None),
         Some("linear") => {
-            let factor = factor
-                .or(legacy)
-                .ok_or_else(|| gguf.missing("llama.rope.scaling.factor"))?;
+            let factor = factor.or(legacy).ok_or_else(|| gguf.missing("llama.rope.scaling.factor"))?;
             at_least_one(&path, "llama.rope.scaling.factor", factor)?;
             Ok(Some(RopeScaling::Linear { factor }))
         }
@@ -160,12 +146,7 @@ pub fn from_hf(path: &Path, json: &Value) -> Result<LlamaConfig, ModelError> {
         let found = json.get(key).unwrap_or(&allowed);
         let same = found == &allowed || found.as_f64().is_some_and(|x| Some(x) == allowed.as_f64());
         if !same && !found.is_null() {
-            return Err(ModelError::unsupported(
-                path,
-                key,
-                found,
-                allowed.to_string(),
-            ));
+            return Err(ModelError::unsupported(path, key, found, allowed.to_string()));
         }
     }
     let optional = |key: &str| -> Result<Option<usize>, ModelError> {
@@ -173,17 +154,11 @@ pub fn from_hf(path: &Path, json: &Value) -> Result<LlamaConfig, ModelError> {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match value.as_u64() {
                 Some(n) => Ok(Some(n as usize)),
-                None => Err(ModelError::field(
-                    path,
-                    key,
-                    "a whole number of at least 0",
-                    value,
-                )),
+                None => Err(ModelError::field(path, key, "a whole number of at least 0", value)),
             },
         }
     };
-    let require =
-        |key: &str| optional(key)?.ok_or_else(|| ModelError::field(path, key, "an entry", "none"));
+    let require = |key: &str| optional(key)?.ok_or_else(|| ModelError::field(path, key, "an entry", "none"));
     let hidden_size = require("hidden_size")?;
     let num_heads = require("num_attention_heads")?;
     let head_dim = match optional("head_dim")? {
@@ -215,12 +190,7 @@ fn number(path: &Path, json: &Value, within: &str, key: &str) -> Result<Option<f
         None | Some(Value::Null) => Ok(None),
         Some(value) => match value.as_f64() {
             Some(x) => Ok(Some(x)),
-            None => Err(ModelError::field(
-                path,
-                format!("{within}{key}"),
-                "a number",
-                value,
-            )),
+            None => Err(ModelError::field(path, format!("{within}{key}"), "a number", value)),
         },
     }
 }
@@ -233,28 +203,18 @@ fn hf_rope(path: &Path, json: &Value) -> Result<(f64, Option<RopeScaling>), Mode
         return Ok((top.unwrap_or(10_000.0), None));
     };
     let within = format!("{name}.");
-    let theta = number(path, rope, &within, "rope_theta")?
-        .or(top)
-        .unwrap_or(10_000.0);
+    let theta = number(path, rope, &within, "rope_theta")?.or(top).unwrap_or(10_000.0);
     let require = |key: &str| -> Result<f64, ModelError> {
-        number(path, rope, &within, key)?.ok_or_else(|| {
-            ModelError::field(path, format!("{within}{key}"), "a number", "no entry")
-        })
+        number(path, rope, &within, key)?
+            .ok_or_else(|| ModelError::field(path, format!("{within}{key}"), "a number", "no entry"))
     };
     let kind = rope.get("rope_type").or_else(|| rope.get("type"));
     let kind = kind.and_then(Value::as_str).ok_or_else(|| {
-        ModelError::field(
-            path,
-            format!("{within}rope_type"),
-            "default, linear or llama3",
-            rope,
-        )
+        ModelError::field(path, format!("{within}rope_type"), "default, linear or llama3", rope)
     })?;
     let scaling = match kind {
         "default" => return Ok((theta, None)),
-        "linear" => RopeScaling::Linear {
-            factor: require("factor")?,
-        },
+        "linear" => RopeScaling::Linear { factor: require("factor")? },
         "llama3" => RopeScaling::Llama3 {
             factor: require("factor")?,
             low_freq_factor: require("low_freq_factor")?,
@@ -263,31 +223,15 @@ fn hf_rope(path: &Path, json: &Value) -> Result<(f64, Option<RopeScaling>), Mode
         },
         other => {
             let supported = "default, linear, llama3";
-            return Err(ModelError::unsupported(
-                path,
-                format!("{within}rope_type"),
-                other,
-                supported,
-            ));
+            return Err(ModelError::unsupported(path, format!("{within}rope_type"), other, supported));
         }
     };
     match scaling {
         RopeScaling::Linear { factor } => at_least_one(path, &format!("{within}factor"), factor)?,
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_context,
-        } => {
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
             at_least_one(path, &format!("{within}factor"), factor)?;
-            at_least_one(
-                path,
-                &format!("{within}original_max_position_embeddings"),
-                original_context,
-            )?;
-            if !(low_freq_factor > 0.0
-                && high_freq_factor > low_freq_factor
-                && high_freq_factor.is_finite())
+            at_least_one(path, &format!("{within}original_max_position_embeddings"), original_context)?;
+            if !(low_freq_factor > 0.0 && high_freq_factor > low_freq_factor && high_freq_factor.is_finite())
             {
                 let found = format!("{low_freq_factor} and {high_freq_factor}");
                 return Err(ModelError::field(
@@ -306,12 +250,7 @@ fn at_least_one(path: &Path, field: &str, value: f64) -> Result<(), ModelError> 
     if value.is_finite() && value >= 1.0 {
         return Ok(());
     }
-    Err(ModelError::field(
-        path,
-        field,
-        "a finite number of at least 1",
-        value,
-    ))
+    Err(ModelError::field(path, field, "a finite number of at least 1", value))
 }
 
 /// The relations every Llama keeps, whatever file it came from.
@@ -328,46 +267,21 @@ fn check(path: &Path, config: &LlamaConfig) -> Result<(), ModelError> {
     ];
     for (field, size) in sizes {
         if size == 0 || size > i32::MAX as usize {
-            return Err(ModelError::field(
-                path,
-                field,
-                "between 1 and 2^31 - 1",
-                size,
-            ));
+            return Err(ModelError::field(path, field, "between 1 and 2^31 - 1", size));
         }
     }
     let (heads, kv_heads) = (config.num_heads, config.num_kv_heads);
     if !heads.is_multiple_of(kv_heads) {
-        return Err(ModelError::field(
-            path,
-            "number of KV heads",
-            format!("a divisor of {heads}"),
-            kv_heads,
-        ));
+        return Err(ModelError::field(path, "number of KV heads", format!("a divisor of {heads}"), kv_heads));
     }
     if !config.head_dim.is_multiple_of(2) {
-        return Err(ModelError::field(
-            path,
-            "head dimension",
-            "an even number",
-            config.head_dim,
-        ));
+        return Err(ModelError::field(path, "head dimension", "an even number", config.head_dim));
     }
     if !(config.rms_eps > 0.0 && config.rms_eps < 1.0) {
-        return Err(ModelError::field(
-            path,
-            "RMS epsilon",
-            "between 0 and 1",
-            config.rms_eps,
-        ));
+        return Err(ModelError::field(path, "RMS epsilon", "between 0 and 1", config.rms_eps));
     }
     if !(config.rope_theta.is_finite() && config.rope_theta > 1.0) {
-        return Err(ModelError::field(
-            path,
-            "RoPE theta",
-            "a finite number above 1",
-            config.rope_theta,
-        ));
+        return Err(ModelError::field(path, "RoPE theta", "a finite number above 1", config.rope_theta));
     }
     Ok(())
 }

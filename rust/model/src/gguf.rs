@@ -36,11 +36,7 @@ enum Value {
     Float(f64),
     Bool(bool),
     String(String),
-    Array {
-        kind: Scalar,
-        count: usize,
-        range: Range<usize>,
-    },
+    Array { kind: Scalar, count: usize, range: Range<usize> },
 }
 
 /// Types of metadata values other than arrays, by their numbers in the file.
@@ -126,12 +122,7 @@ impl<'a> Cursor<'a> {
         let length = self.u64(&format!("{field}: length"))?;
         let bytes = self.take(length, field)?;
         std::str::from_utf8(bytes).map_err(|e| {
-            ModelError::field(
-                self.path,
-                field,
-                "UTF-8",
-                format!("an invalid byte at {}", e.valid_up_to()),
-            )
+            ModelError::field(self.path, field, "UTF-8", format!("an invalid byte at {}", e.valid_up_to()))
         })
     }
 
@@ -148,14 +139,8 @@ impl<'a> Cursor<'a> {
 
     fn scalar_kind(&mut self, field: &str) -> Result<Scalar, ModelError> {
         let number = self.u32(field)?;
-        Scalar::from_number(number).ok_or_else(|| {
-            ModelError::field(
-                self.path,
-                field,
-                "a value type of 0 to 8 or 10 to 12",
-                number,
-            )
-        })
+        Scalar::from_number(number)
+            .ok_or_else(|| ModelError::field(self.path, field, "a value type of 0 to 8 or 10 to 12", number))
     }
 
     fn scalar(&mut self, kind: Scalar, field: &str) -> Result<Value, ModelError> {
@@ -174,12 +159,7 @@ impl<'a> Cursor<'a> {
                 0 => Value::Bool(false),
                 1 => Value::Bool(true),
                 other => {
-                    return Err(ModelError::field(
-                        self.path,
-                        field,
-                        "a bool of 0 or 1",
-                        other,
-                    ));
+                    return Err(ModelError::field(self.path, field, "a bool of 0 or 1", other));
                 }
             },
             Scalar::String => Value::String(self.string(field)?.to_owned()),
@@ -198,11 +178,7 @@ impl<'a> Cursor<'a> {
         } else {
             self.take((count * kind.size()) as u64, key)?;
         }
-        Ok(Value::Array {
-            kind,
-            count,
-            range: start..self.at,
-        })
+        Ok(Value::Array { kind, count, range: start..self.at })
     }
 
     fn entry(&mut self, index: u64) -> Result<(String, Value), ModelError> {
@@ -225,20 +201,14 @@ impl<'a> Cursor<'a> {
         let num_dims = self.u32(&field("number of dimensions"))?;
         if num_dims > MAX_DIMS {
             let expected = format!("at most {MAX_DIMS}");
-            return Err(ModelError::field(
-                self.path,
-                field("number of dimensions"),
-                expected,
-                num_dims,
-            ));
+            return Err(ModelError::field(self.path, field("number of dimensions"), expected, num_dims));
         }
         let mut shape = vec![];
         for dim in 0..num_dims {
             let dim_field = field(&format!("dimension {dim}"));
             let size = self.u64(&dim_field)?;
-            let size = usize::try_from(size).map_err(|_| {
-                ModelError::field(self.path, dim_field, "a size that fits in memory", size)
-            })?;
+            let size = usize::try_from(size)
+                .map_err(|_| ModelError::field(self.path, dim_field, "a size that fits in memory", size))?;
             shape.insert(0, size);
         }
         let kind = self.u32(&field("type"))?;
@@ -247,12 +217,7 @@ impl<'a> Cursor<'a> {
             ModelError::unsupported(self.path, field("type"), type_name(kind), supported)
         })?;
         let offset = self.u64(&field("offset"))?;
-        Ok(TensorInfo {
-            name,
-            shape,
-            dtype,
-            offset,
-        })
+        Ok(TensorInfo { name, shape, dtype, offset })
     }
 }
 
@@ -297,37 +262,20 @@ impl Gguf {
     pub fn is_gguf(path: &Path) -> bool {
         use std::io::Read;
         let mut magic = [0; 4];
-        std::fs::File::open(path)
-            .and_then(|mut f| f.read_exact(&mut magic))
-            .is_ok()
-            && magic == MAGIC
+        std::fs::File::open(path).and_then(|mut f| f.read_exact(&mut magic)).is_ok() && magic == MAGIC
     }
 
     /// Maps and checks the whole header of the file at `path`.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let source = Mapping::open(path)?;
-        let mut cursor = Cursor {
-            path,
-            bytes: source.bytes(),
-            at: 0,
-        };
+        let mut cursor = Cursor { path, bytes: source.bytes(), at: 0 };
         let magic: [u8; 4] = cursor.number("magic")?;
         if magic != MAGIC {
-            return Err(ModelError::field(
-                path,
-                "magic",
-                "GGUF",
-                format!("bytes {magic:02x?}"),
-            ));
+            return Err(ModelError::field(path, "magic", "GGUF", format!("bytes {magic:02x?}")));
         }
         let version = cursor.u32("version")?;
         if !matches!(version, 2 | 3) {
-            return Err(ModelError::field(
-                path,
-                "version",
-                "2 or 3 (little-endian)",
-                version,
-            ));
+            return Err(ModelError::field(path, "version", "2 or 3 (little-endian)", version));
         }
         // The smallest tensor entry is a name length, a count, a type and an offset; the smallest
         // metadata entry a key length, a type and one byte.
@@ -341,15 +289,9 @@ impl Gguf {
             }
             metadata.insert(key, value);
         }
-        let infos = (0..num_tensors)
-            .map(|i| cursor.tensor(i))
-            .collect::<Result<Vec<_>, _>>()?;
+        let infos = (0..num_tensors).map(|i| cursor.tensor(i)).collect::<Result<Vec<_>, _>>()?;
         let header_end = cursor.at;
-        let mut gguf = Self {
-            source: source.clone(),
-            metadata,
-            tensors: BTreeMap::new(),
-        };
+        let mut gguf = Self { source: source.clone(), metadata, tensors: BTreeMap::new() };
         gguf.place(infos, header_end)?;
         Ok(gguf)
     }
@@ -364,42 +306,19 @@ impl Gguf {
             return Err(ModelError::field(&path, KEY, expected, alignment));
         }
         let data = (header_end as u64).next_multiple_of(alignment);
-        for TensorInfo {
-            name,
-            shape,
-            dtype,
-            offset,
-        } in infos
-        {
+        for TensorInfo { name, shape, dtype, offset } in infos {
             let field = format!("tensor {name}: offset");
             if !offset.is_multiple_of(alignment) {
-                return Err(ModelError::field(
-                    &path,
-                    field,
-                    format!("a multiple of {alignment}"),
-                    offset,
-                ));
+                return Err(ModelError::field(&path, field, format!("a multiple of {alignment}"), offset));
             }
-            let start = data
-                .checked_add(offset)
-                .and_then(|s| usize::try_from(s).ok());
+            let start = data.checked_add(offset).and_then(|s| usize::try_from(s).ok());
             let size = self.source.bytes().len();
             let start = start.ok_or_else(|| {
-                ModelError::field(
-                    &path,
-                    &*field,
-                    format!("inside a file of {size} bytes"),
-                    offset,
-                )
+                ModelError::field(&path, &*field, format!("inside a file of {size} bytes"), offset)
             })?;
             let tensor = Tensor::new(&name, dtype, shape, self.source.clone(), start)?;
             if self.tensors.insert(name.clone(), tensor).is_some() {
-                return Err(ModelError::field(
-                    &path,
-                    format!("tensor {name}"),
-                    "one entry",
-                    "two",
-                ));
+                return Err(ModelError::field(&path, format!("tensor {name}"), "one entry", "two"));
             }
         }
         Ok(())
@@ -420,12 +339,7 @@ impl Gguf {
         self.metadata.keys().map(String::as_str)
     }
 
-    fn wrong_type<T>(
-        &self,
-        key: &str,
-        expected: &str,
-        found: &Value,
-    ) -> Result<Option<T>, ModelError> {
+    fn wrong_type<T>(&self, key: &str, expected: &str, found: &Value) -> Result<Option<T>, ModelError> {
         let found = match found {
             Value::Array { kind, count, .. } => format!("an array of {count} {kind:?}"),
             other => format!("{other:?}"),
@@ -474,16 +388,9 @@ impl Gguf {
     pub fn strings(&self, key: &str) -> Result<Option<Vec<&str>>, ModelError> {
         match self.metadata.get(key) {
             None => Ok(None),
-            Some(Value::Array {
-                kind: Scalar::String,
-                count,
-                range,
-            }) => {
+            Some(Value::Array { kind: Scalar::String, count, range }) => {
                 let mut cursor = self.cursor(range);
-                (0..*count)
-                    .map(|_| cursor.string(key))
-                    .collect::<Result<_, _>>()
-                    .map(Some)
+                (0..*count).map(|_| cursor.string(key)).collect::<Result<_, _>>().map(Some)
             }
             Some(other) => self.wrong_type(key, "an array of strings", other),
         }
@@ -511,19 +418,14 @@ impl Gguf {
 
     /// Reads an array again that `open` has already walked.
     fn cursor(&self, range: &Range<usize>) -> Cursor<'_> {
-        Cursor {
-            path: self.source.path(),
-            bytes: &self.source.bytes()[..range.end],
-            at: range.start,
-        }
+        Cursor { path: self.source.path(), bytes: &self.source.bytes()[..range.end], at: range.start }
     }
 
     /// Like [`Gguf::unsigned`] for a key that must be there.
     pub fn require_unsigned(&self, key: &str) -> Result<usize, ModelError> {
         match self.unsigned(key)? {
-            Some(n) => usize::try_from(n).map_err(|_| {
-                ModelError::field(self.source.path(), key, "a size that fits in memory", n)
-            }),
+            Some(n) => usize::try_from(n)
+                .map_err(|_| ModelError::field(self.source.path(), key, "a size that fits in memory", n)),
             None => Err(self.missing(key)),
         }
     }

@@ -13,9 +13,7 @@ pub(crate) fn read_json(folder: &Path, name: &str) -> Result<Option<Value>, Mode
         return Ok(None);
     }
     let text = std::fs::read(&path).map_err(|e| ModelError::io(&path, e))?;
-    serde_json::from_slice(&text)
-        .map(Some)
-        .map_err(|e| ModelError::field(&path, "content", "JSON", e))
+    serde_json::from_slice(&text).map(Some).map_err(|e| ModelError::field(&path, "content", "JSON", e))
 }
 
 /// The chat template of a folder: `chat_template.jinja`, or the entry of `tokenizer_config.json`.
@@ -32,9 +30,7 @@ pub(crate) fn chat_template(folder: &Path) -> Result<Option<ChatTemplate>, Model
     } else {
         named_template(&config["chat_template"])
     };
-    source
-        .map(|source| ChatTemplate::new(&source, &token("bos_token"), &token("eos_token")))
-        .transpose()
+    source.map(|source| ChatTemplate::new(&source, &token("bos_token"), &token("eos_token"))).transpose()
 }
 
 /// A template, or the one called `default` of several.
@@ -66,22 +62,13 @@ pub(crate) fn end_ids(
     let path = folder.join(file);
     let one = |value: &Value| match value.as_u64() {
         Some(id) if id < vocab_size as u64 => Ok(id as u32),
-        _ => Err(ModelError::field(
-            &path,
-            KEY,
-            format!("an id below {vocab_size}"),
-            value,
-        )),
+        _ => Err(ModelError::field(&path, KEY, format!("an id below {vocab_size}"), value)),
     };
     let mut ids = match value {
         Value::Null => {
             let config = read_json(folder, "tokenizer_config.json")?.unwrap_or(Value::Null);
-            let name = config["eos_token"]
-                .as_str()
-                .or_else(|| config["eos_token"]["content"].as_str());
-            name.and_then(|name| tokenizer.token_to_id(name))
-                .into_iter()
-                .collect()
+            let name = config["eos_token"].as_str().or_else(|| config["eos_token"]["content"].as_str());
+            name.and_then(|name| tokenizer.token_to_id(name)).into_iter().collect()
         }
         Value::Array(values) => values.iter().map(one).collect::<Result<Vec<_>, _>>()?,
         value => vec![one(value)?],

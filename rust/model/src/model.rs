@@ -34,12 +34,7 @@ impl Model {
         if Gguf::is_gguf(path) {
             return Self::load_gguf(path);
         }
-        Err(ModelError::field(
-            path,
-            "file type",
-            "a GGUF file or a Hugging Face folder",
-            "neither",
-        ))
+        Err(ModelError::field(path, "file type", "a GGUF file or a Hugging Face folder", "neither"))
     }
 
     fn load_gguf(path: &Path) -> Result<Self, ModelError> {
@@ -52,10 +47,7 @@ impl Model {
         for key in ["eos", "eot", "eom"] {
             end_ids.extend(token(&format!("tokenizer.ggml.{key}_token_id"))?);
         }
-        let text = |id: Option<u32>| {
-            id.and_then(|id| tokenizer.id_to_token(id))
-                .unwrap_or_default()
-        };
+        let text = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id)).unwrap_or_default();
         let (bos, eos) = (text(tokenizer.bos()), text(end_ids.first().copied()));
         end_ids.sort_unstable();
         end_ids.dedup();
@@ -63,9 +55,7 @@ impl Model {
             Some(source) => Some(ChatTemplate::new(source, &bos, &eos)?),
             None => None,
         };
-        let name = gguf
-            .string("general.name")?
-            .map_or_else(|| stem(path), str::to_owned);
+        let name = gguf.string("general.name")?.map_or_else(|| stem(path), str::to_owned);
         Self {
             path: path.to_owned(),
             name,
@@ -146,11 +136,7 @@ impl Model {
     /// The ids of a conversation, up to where the assistant speaks.
     pub fn chat_ids<M: Serialize>(&self, messages: &[M]) -> Result<Vec<u32>, ModelError> {
         let missing = || ModelError::field(&self.path, "chat template", "a template", "none");
-        let text = self
-            .chat_template
-            .as_ref()
-            .ok_or_else(missing)?
-            .render(messages, true)?;
+        let text = self.chat_template.as_ref().ok_or_else(missing)?.render(messages, true)?;
         // The template writes every special token itself.
         self.tokenizer.encode(&text, false)
     }
@@ -168,10 +154,7 @@ impl Model {
 }
 
 fn stem(path: &Path) -> String {
-    path.file_stem()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned()
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// FNV-1a over the configuration and, of each tensor, its name, type, shape, and first and last
@@ -186,15 +169,7 @@ fn digest(config: &LlamaConfig, weights: &LlamaWeights) -> u64 {
     };
     feed(format!("{config:?}").as_bytes());
     for tensor in weights.tensors() {
-        feed(
-            format!(
-                "{} {:?} {:?}",
-                tensor.name(),
-                tensor.dtype(),
-                tensor.shape()
-            )
-            .as_bytes(),
-        );
+        feed(format!("{} {:?} {:?}", tensor.name(), tensor.dtype(), tensor.shape()).as_bytes());
         let bytes = tensor.stored_bytes();
         feed(&bytes[..bytes.len().min(ENDS)]);
         feed(&bytes[bytes.len().saturating_sub(ENDS)..]);

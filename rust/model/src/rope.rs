@@ -28,34 +28,22 @@ pub enum RopeScaling {
 
 /// Angle per position of each of the `head_dim / 2` pairs, in radians.
 pub fn frequencies(head_dim: usize, theta: f64, scaling: Option<RopeScaling>) -> Vec<f64> {
-    (0..head_dim / 2)
-        .map(|i| {
-            scale(
-                libm::pow(theta, -((2 * i) as f64) / head_dim as f64),
-                scaling,
-            )
-        })
-        .collect()
+    (0..head_dim / 2).map(|i| scale(libm::pow(theta, -((2 * i) as f64) / head_dim as f64), scaling)).collect()
 }
 
 fn scale(frequency: f64, scaling: Option<RopeScaling>) -> f64 {
     match scaling {
         None => frequency,
         Some(RopeScaling::Linear { factor }) => frequency / factor,
-        Some(RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_context,
-        }) => {
+        Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context }) => {
             let wavelength = 2.0 * std::f64::consts::PI / frequency;
             if wavelength < original_context / high_freq_factor {
                 frequency
             } else if wavelength > original_context / low_freq_factor {
                 frequency / factor
             } else {
-                let smooth = (original_context / wavelength - low_freq_factor)
-                    / (high_freq_factor - low_freq_factor);
+                let smooth =
+                    (original_context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
                 (1.0 - smooth) * frequency / factor + smooth * frequency
             }
         }
@@ -67,11 +55,7 @@ fn scale(frequency: f64, scaling: Option<RopeScaling>) -> f64 {
 /// # Panics
 /// If `out` is not twice as long as `frequencies`.
 pub fn rotation(frequencies: &[f64], position: usize, out: &mut [f32]) {
-    assert_eq!(
-        out.len(),
-        2 * frequencies.len(),
-        "one cosine and one sine for each pair"
-    );
+    assert_eq!(out.len(), 2 * frequencies.len(), "one cosine and one sine for each pair");
     let (cos, sin) = out.split_at_mut(frequencies.len());
     for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
         let angle = position as f64 * frequency;
@@ -102,11 +86,7 @@ mod tests {
         let f16 = 1.0 / 500_000_f64.sqrt();
         let smooth = (8192.0 * f16 / (2.0 * std::f64::consts::PI) - 1.0) / 3.0;
         let expected = f16 * (smooth + (1.0 - smooth) / 32.0);
-        assert!(
-            (scaled[16] - expected).abs() < 1e-12,
-            "{} {expected}",
-            scaled[16]
-        );
+        assert!((scaled[16] - expected).abs() < 1e-12, "{} {expected}", scaled[16]);
         for position in [0, 1000, 8192, 20_000] {
             let mut table = [0.0; 64];
             rotation(&scaled, position, &mut table);

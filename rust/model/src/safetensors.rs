@@ -73,23 +73,17 @@ fn open_index(folder: &Path, path: &Path) -> Result<BTreeMap<String, Tensor>, Mo
     }
     let mut tensors = BTreeMap::new();
     for (name, shard) in &index.weight_map {
-        let tensor = shards
-            .get_mut(shard.as_str())
-            .and_then(|s| s.remove(name))
-            .ok_or_else(|| {
-                ModelError::field(
-                    &folder.join(shard),
-                    format!("tensor {name}"),
-                    "an entry (the index says so)",
-                    "none",
-                )
-            })?;
+        let tensor = shards.get_mut(shard.as_str()).and_then(|s| s.remove(name)).ok_or_else(|| {
+            ModelError::field(
+                &folder.join(shard),
+                format!("tensor {name}"),
+                "an entry (the index says so)",
+                "none",
+            )
+        })?;
         tensors.insert(name.clone(), tensor);
     }
-    match shards
-        .iter()
-        .find_map(|(shard, rest)| rest.keys().next().map(|name| (shard, name)))
-    {
+    match shards.iter().find_map(|(shard, rest)| rest.keys().next().map(|name| (shard, name))) {
         Some((shard, name)) => Err(ModelError::field(
             path,
             format!("weight_map: {name}"),
@@ -106,31 +100,16 @@ pub fn open_file(path: &Path) -> Result<BTreeMap<String, Tensor>, ModelError> {
     let bytes = source.bytes();
     let size = bytes.len();
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
-        return Err(ModelError::field(
-            path,
-            "header length",
-            "8 bytes",
-            format!("a file of {size} bytes"),
-        ));
+        return Err(ModelError::field(path, "header length", "8 bytes", format!("a file of {size} bytes")));
     };
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER {
-        return Err(ModelError::field(
-            path,
-            "header length",
-            format!("at most {MAX_HEADER}"),
-            length,
-        ));
+        return Err(ModelError::field(path, "header length", format!("at most {MAX_HEADER}"), length));
     }
     let length = length as usize;
     let Some(header) = rest.get(..length) else {
         let expected = format!("a file of at least {} bytes", length + 8);
-        return Err(ModelError::field(
-            path,
-            "header",
-            expected,
-            format!("{size} bytes"),
-        ));
+        return Err(ModelError::field(path, "header", expected, format!("{size} bytes")));
     };
     let header: BTreeMap<String, serde_json::Value> =
         serde_json::from_slice(header).map_err(|e| ModelError::field(path, "header", "JSON", e))?;
@@ -140,12 +119,7 @@ pub fn open_file(path: &Path) -> Result<BTreeMap<String, Tensor>, ModelError> {
             continue;
         }
         let entry: Entry = serde_json::from_value(value).map_err(|e| {
-            ModelError::field(
-                path,
-                format!("tensor {name}"),
-                "dtype, shape and data_offsets",
-                e,
-            )
+            ModelError::field(path, format!("tensor {name}"), "dtype, shape and data_offsets", e)
         })?;
         entries.push((name, entry));
     }
@@ -160,20 +134,11 @@ fn place(
     data: usize,
 ) -> Result<BTreeMap<String, Tensor>, ModelError> {
     entries.sort_by_key(|(_, entry)| entry.data_offsets);
-    let end = entries
-        .iter()
-        .map(|(_, e)| e.data_offsets.1)
-        .max()
-        .unwrap_or(0);
+    let end = entries.iter().map(|(_, e)| e.data_offsets.1).max().unwrap_or(0);
     let size = source.bytes().len();
     if data.checked_add(end) != Some(size) {
         let expected = format!("{} bytes (by its header)", data as u128 + end as u128);
-        return Err(ModelError::field(
-            path,
-            "file size",
-            expected,
-            format!("{size} bytes"),
-        ));
+        return Err(ModelError::field(path, "file size", expected, format!("{size} bytes")));
     }
     let mut tensors = BTreeMap::new();
     let mut next = 0;
@@ -184,33 +149,18 @@ fn place(
             "F16" => DType::F16,
             "BF16" => DType::BF16,
             other => {
-                return Err(ModelError::unsupported(
-                    path,
-                    field("dtype"),
-                    other,
-                    "F32, F16, BF16",
-                ));
+                return Err(ModelError::unsupported(path, field("dtype"), other, "F32, F16, BF16"));
             }
         };
         let (start, stop) = entry.data_offsets;
         if start != next {
-            return Err(ModelError::field(
-                path,
-                field("data_offsets"),
-                format!("a start of {next}"),
-                start,
-            ));
+            return Err(ModelError::field(path, field("data_offsets"), format!("a start of {next}"), start));
         }
         let bytes = crate::tensor::byte_len(path, &name, dtype, &entry.shape)?;
         if stop.checked_sub(start) != Some(bytes) {
             let found = format!("{start}..{stop}");
             let expected = format!("{bytes} bytes for {:?} of {}", entry.shape, dtype.name());
-            return Err(ModelError::field(
-                path,
-                field("data_offsets"),
-                expected,
-                found,
-            ));
+            return Err(ModelError::field(path, field("data_offsets"), expected, found));
         }
         next = stop;
         let tensor = Tensor::new(&name, dtype, entry.shape, source.clone(), data + start)?;

@@ -29,45 +29,22 @@ pub struct SamplingParams {
 
 impl Default for SamplingParams {
     fn default() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            seed: 0,
-        }
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 }
     }
 }
 
 impl SamplingParams {
     /// Refuses values that would poison the sampler, naming the field and its range.
     pub fn validate(&self) -> Result<(), ModelError> {
-        let refuse = |field, expected, found: String| {
-            Err(ModelError::Parameter {
-                field,
-                expected,
-                found,
-            })
-        };
+        let refuse = |field, expected, found: String| Err(ModelError::Parameter { field, expected, found });
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
-            return refuse(
-                "temperature",
-                "a finite number of at least 0",
-                self.temperature.to_string(),
-            );
+            return refuse("temperature", "a finite number of at least 0", self.temperature.to_string());
         }
         if self.top_k < -1 {
-            return refuse(
-                "top_k",
-                "-1 or 0 (off), or a positive number",
-                self.top_k.to_string(),
-            );
+            return refuse("top_k", "-1 or 0 (off), or a positive number", self.top_k.to_string());
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return refuse(
-                "top_p",
-                "a number above 0 and at most 1",
-                self.top_p.to_string(),
-            );
+            return refuse("top_p", "a number above 0 and at most 1", self.top_p.to_string());
         }
         Ok(())
     }
@@ -83,10 +60,7 @@ pub struct Sampler {
 impl Sampler {
     /// A sampler for `vocab_size` logits.
     pub fn new(vocab_size: usize) -> Self {
-        Self {
-            weights: vec![0.0; vocab_size],
-            candidates: Vec::with_capacity(vocab_size),
-        }
+        Self { weights: vec![0.0; vocab_size], candidates: Vec::with_capacity(vocab_size) }
     }
 
     /// The token at `position` (counted from the start of its sequence, so the length of what
@@ -100,11 +74,7 @@ impl Sampler {
         params: &SamplingParams,
         position: u64,
     ) -> Result<u32, ModelError> {
-        assert_eq!(
-            logits.len(),
-            self.weights.len(),
-            "logits against the vocabulary"
-        );
+        assert_eq!(logits.len(), self.weights.len(), "logits against the vocabulary");
         let best = argmax(logits)?;
         if params.temperature == 0.0 {
             return Ok(best);
@@ -116,10 +86,7 @@ impl Sampler {
         }
         let draw = philox::uniform(params.seed, position);
         let vocab = logits.len();
-        let k = usize::try_from(params.top_k)
-            .ok()
-            .filter(|&k| k > 0 && k < vocab)
-            .unwrap_or(vocab);
+        let k = usize::try_from(params.top_k).ok().filter(|&k| k > 0 && k < vocab).unwrap_or(vocab);
         if k == vocab && params.top_p == 1.0 {
             return Ok(walk(&self.weights, 0..vocab as u32, draw).unwrap_or(best));
         }
@@ -130,9 +97,7 @@ impl Sampler {
     /// Leaves the kept candidates in `self.candidates`, largest first.
     fn rank(&mut self, logits: &[f32], k: usize, top_p: f64) {
         let order = |a: &u32, b: &u32| -> Ordering {
-            logits[*b as usize]
-                .total_cmp(&logits[*a as usize])
-                .then(a.cmp(b))
+            logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b))
         };
         self.candidates.clear();
         if k < logits.len() {
@@ -150,18 +115,13 @@ impl Sampler {
         self.candidates.sort_unstable_by(order);
         if top_p < 1.0 {
             let mass = |ids: &[u32]| ids.iter().map(|&id| self.weights[id as usize]).sum::<f64>();
-            let total = if k < logits.len() {
-                mass(&self.candidates)
-            } else {
-                self.weights.iter().sum()
-            };
+            let total = if k < logits.len() { mass(&self.candidates) } else { self.weights.iter().sum() };
             let mut reached = 0.0;
             let kept = self.candidates.iter().position(|&id| {
                 reached += self.weights[id as usize];
                 reached >= top_p * total
             });
-            self.candidates
-                .truncate(kept.map_or(self.candidates.len(), |last| last + 1));
+            self.candidates.truncate(kept.map_or(self.candidates.len(), |last| last + 1));
         }
     }
 }
@@ -171,10 +131,7 @@ pub fn argmax(logits: &[f32]) -> Result<u32, ModelError> {
     let mut best = 0;
     for (id, &logit) in logits.iter().enumerate() {
         if !logit.is_finite() {
-            return Err(ModelError::Logits {
-                token: id,
-                found: logit,
-            });
+            return Err(ModelError::Logits { token: id, found: logit });
         }
         if logit > logits[best] {
             best = id;
@@ -207,12 +164,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn params(temperature: f32, top_k: i64, top_p: f32, seed: u64) -> SamplingParams {
-        SamplingParams {
-            temperature,
-            top_k,
-            top_p,
-            seed,
-        }
+        SamplingParams { temperature, top_k, top_p, seed }
     }
 
     #[test]
@@ -238,24 +190,10 @@ mod tests {
     #[test]
     fn greedy_breaks_ties_by_id() {
         let mut sampler = Sampler::new(4);
-        assert_eq!(
-            sampler
-                .sample(&[1.0, 3.0, 3.0, 2.0], &params(0.0, 0, 1.0, 0), 5)
-                .unwrap(),
-            1
-        );
-        assert_eq!(
-            sampler
-                .sample(&[0.0; 4], &params(0.0, 0, 1.0, 0), 5)
-                .unwrap(),
-            0
-        );
+        assert_eq!(sampler.sample(&[1.0, 3.0, 3.0, 2.0], &params(0.0, 0, 1.0, 0), 5).unwrap(), 1);
+        assert_eq!(sampler.sample(&[0.0; 4], &params(0.0, 0, 1.0, 0), 5).unwrap(), 0);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            assert!(
-                sampler
-                    .sample(&[0.0, bad, 0.0, 0.0], &params(0.0, 0, 1.0, 0), 5)
-                    .is_err()
-            );
+            assert!(sampler.sample(&[0.0, bad, 0.0, 0.0], &params(0.0, 0, 1.0, 0), 5).is_err());
         }
     }
 
@@ -266,9 +204,7 @@ mod tests {
         let mut counts = [0.0; 4];
         let n = 20_000;
         for position in 0..n {
-            counts[sampler
-                .sample(&logits, &params(0.8, 0, 1.0, 3), position)
-                .unwrap() as usize] += 1.0;
+            counts[sampler.sample(&logits, &params(0.8, 0, 1.0, 3), position).unwrap() as usize] += 1.0;
         }
         let weights = logits.map(|l| libm::exp(f64::from(l) / f64::from(0.8_f32)));
         let total: f64 = weights.iter().sum();

@@ -15,10 +15,7 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// At the start of a text.
     pub fn new(tokenizer: &Tokenizer) -> Self {
-        Self {
-            pending: vec![],
-            strip: tokenizer.strip_leading_spaces(),
-        }
+        Self { pending: vec![], strip: tokenizer.strip_leading_spaces() }
     }
 
     /// Appends what token `id` completes to `text`. Special tokens have no text.
@@ -98,18 +95,8 @@ impl TextStream {
     /// A stream that ends before any of `stops`; empty ones are no stops.
     pub fn new(tokenizer: Arc<Tokenizer>, stops: &[String]) -> Self {
         let detokenizer = Detokenizer::new(&tokenizer);
-        let stops = stops
-            .iter()
-            .filter(|stop| !stop.is_empty())
-            .cloned()
-            .collect();
-        Self {
-            tokenizer,
-            detokenizer,
-            stops,
-            held: String::new(),
-            stopped: false,
-        }
+        let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        Self { tokenizer, detokenizer, stops, held: String::new(), stopped: false }
     }
 
     /// What token `id` adds. After the end nothing is added.
@@ -136,10 +123,7 @@ impl TextStream {
         let mut text = String::new();
         for c in new.chars() {
             self.held.push(c);
-            let completed = self
-                .stops
-                .iter()
-                .filter(|stop| self.held.ends_with(stop.as_str()));
+            let completed = self.stops.iter().filter(|stop| self.held.ends_with(stop.as_str()));
             if let Some(longest) = completed.map(String::len).max() {
                 self.held.truncate(self.held.len() - longest);
                 text.push_str(&std::mem::take(&mut self.held));
@@ -149,19 +133,12 @@ impl TextStream {
             let certain = self.held.len() - self.longest_open_prefix();
             text.extend(self.held.drain(..certain));
         }
-        Piece {
-            text,
-            stopped: self.stopped,
-        }
+        Piece { text, stopped: self.stopped }
     }
 
     /// Bytes at the end of the held text that may be the beginning of a stop string.
     fn longest_open_prefix(&self) -> usize {
-        let open = |from: &usize| {
-            self.stops
-                .iter()
-                .any(|stop| stop.starts_with(&self.held[*from..]))
-        };
+        let open = |from: &usize| self.stops.iter().any(|stop| stop.starts_with(&self.held[*from..]));
         let from = self.held.char_indices().map(|(at, _)| at).find(open);
         from.map_or(0, |at| self.held.len() - at)
     }

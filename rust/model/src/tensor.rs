@@ -33,14 +33,7 @@ pub enum DType {
 
 impl DType {
     /// All formats, in no particular order of merit.
-    pub const ALL: [Self; 6] = [
-        Self::F32,
-        Self::F16,
-        Self::BF16,
-        Self::Q8_0,
-        Self::Q4_0,
-        Self::Q4_1,
-    ];
+    pub const ALL: [Self; 6] = [Self::F32, Self::F16, Self::BF16, Self::Q8_0, Self::Q4_0, Self::Q4_1];
 
     /// Elements in one block; a row is a whole number of blocks.
     pub const fn block_len(self) -> usize {
@@ -89,12 +82,7 @@ impl DType {
     /// If `bytes` is not exactly the storage of `out.len()` elements.
     #[inline]
     pub fn dequantise(self, bytes: &[u8], out: &mut [f32]) {
-        assert_eq!(
-            Some(bytes.len()),
-            self.row_bytes(out.len()),
-            "bytes of a {} row",
-            self.name()
-        );
+        assert_eq!(Some(bytes.len()), self.row_bytes(out.len()), "bytes of a {} row", self.name());
         let half = |b: &[u8]| f16::from_le_bytes([b[0], b[1]]).to_f32();
         match self {
             Self::F32 => {
@@ -113,12 +101,7 @@ impl DType {
                 }
             }
             Self::Q8_0 => {
-                for (o, b) in out
-                    .as_chunks_mut::<32>()
-                    .0
-                    .iter_mut()
-                    .zip(bytes.as_chunks::<34>().0)
-                {
+                for (o, b) in out.as_chunks_mut::<32>().0.iter_mut().zip(bytes.as_chunks::<34>().0) {
                     let d = half(&b[..2]);
                     for (o, &q) in o.iter_mut().zip(&b[2..]) {
                         *o = d * f32::from(q.cast_signed());
@@ -126,12 +109,7 @@ impl DType {
                 }
             }
             Self::Q4_0 => {
-                for (o, b) in out
-                    .as_chunks_mut::<32>()
-                    .0
-                    .iter_mut()
-                    .zip(bytes.as_chunks::<18>().0)
-                {
+                for (o, b) in out.as_chunks_mut::<32>().0.iter_mut().zip(bytes.as_chunks::<18>().0) {
                     let d = half(&b[..2]);
                     for (j, &q) in b[2..].iter().enumerate() {
                         o[j] = d * (f32::from(q & 15) - 8.0);
@@ -140,12 +118,7 @@ impl DType {
                 }
             }
             Self::Q4_1 => {
-                for (o, b) in out
-                    .as_chunks_mut::<32>()
-                    .0
-                    .iter_mut()
-                    .zip(bytes.as_chunks::<20>().0)
-                {
+                for (o, b) in out.as_chunks_mut::<32>().0.iter_mut().zip(bytes.as_chunks::<20>().0) {
                     let (d, m) = (half(&b[..2]), half(&b[2..4]));
                     for (j, &q) in b[4..].iter().enumerate() {
                         o[j] = d * f32::from(q & 15) + m;
@@ -170,20 +143,12 @@ impl Mapping {
         let file = File::open(path).map_err(|e| ModelError::io(path, e))?;
         let kind = file.metadata().map_err(|e| ModelError::io(path, e))?;
         if !kind.is_file() {
-            return Err(ModelError::field(
-                path,
-                "file type",
-                "a regular file",
-                "something else",
-            ));
+            return Err(ModelError::field(path, "file type", "a regular file", "something else"));
         }
         // SAFETY: the mapping is private and read-only. Truncating a model file while it is
         // loaded ends the process with SIGBUS, as it does for every program that maps one.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| ModelError::io(path, e))?;
-        Ok(Arc::new(Self {
-            path: path.to_owned(),
-            map,
-        }))
+        Ok(Arc::new(Self { path: path.to_owned(), map }))
     }
 
     /// The file.
@@ -235,15 +200,7 @@ impl Tensor {
         }
         let columns = shape.last().copied().unwrap_or(1);
         let row_bytes = dtype.row_bytes(columns).unwrap_or(len);
-        Ok(Self {
-            name: name.into(),
-            dtype,
-            shape,
-            source,
-            start,
-            row_bytes,
-            paired_head: None,
-        })
+        Ok(Self { name: name.into(), dtype, shape, source, start, row_bytes, paired_head: None })
     }
 
     /// The same tensor with rows counted in half-split order within each head of `head_dim`
@@ -313,12 +270,7 @@ impl Tensor {
     /// If there is no such row.
     #[inline]
     pub fn row(&self, index: usize) -> &[u8] {
-        assert!(
-            index < self.rows(),
-            "row {index} of {} in {}",
-            self.rows(),
-            self.name
-        );
+        assert!(index < self.rows(), "row {index} of {} in {}", self.rows(), self.name);
         let start = self.start + self.stored_row(index) * self.row_bytes;
         &self.source.bytes()[start..start + self.row_bytes]
     }
@@ -342,21 +294,11 @@ impl Tensor {
 }
 
 /// Bytes of a tensor of this type and shape; no product is trusted.
-pub(crate) fn byte_len(
-    path: &Path,
-    name: &str,
-    dtype: DType,
-    shape: &[usize],
-) -> Result<usize, ModelError> {
+pub(crate) fn byte_len(path: &Path, name: &str, dtype: DType, shape: &[usize]) -> Result<usize, ModelError> {
     let field = |what: &str| format!("tensor {name}: {what}");
     let (&columns, outer) = shape.split_last().unwrap_or((&1, &[]));
     if shape.contains(&0) {
-        return Err(ModelError::field(
-            path,
-            field("shape"),
-            "no empty dimension",
-            format!("{shape:?}"),
-        ));
+        return Err(ModelError::field(path, field("shape"), "no empty dimension", format!("{shape:?}")));
     }
     let row = dtype.row_bytes(columns).ok_or_else(|| {
         ModelError::field(
@@ -366,17 +308,9 @@ pub(crate) fn byte_len(
             columns,
         )
     })?;
-    outer
-        .iter()
-        .try_fold(row, |bytes, &n| bytes.checked_mul(n))
-        .ok_or_else(|| {
-            ModelError::field(
-                path,
-                field("shape"),
-                "a size below 2^64 bytes",
-                format!("{shape:?}"),
-            )
-        })
+    outer.iter().try_fold(row, |bytes, &n| bytes.checked_mul(n)).ok_or_else(|| {
+        ModelError::field(path, field("shape"), "a size below 2^64 bytes", format!("{shape:?}"))
+    })
 }
 
 #[cfg(test)]
@@ -413,22 +347,11 @@ mod tests {
     #[test]
     fn sizes_never_wrap() {
         let path = Path::new("x.gguf");
-        for shape in [
-            vec![usize::MAX, 32],
-            vec![1 << 40, 1 << 40],
-            vec![usize::MAX],
-        ] {
-            let error = byte_len(path, "w", DType::F32, &shape)
-                .unwrap_err()
-                .to_string();
+        for shape in [vec![usize::MAX, 32], vec![1 << 40, 1 << 40], vec![usize::MAX]] {
+            let error = byte_len(path, "w", DType::F32, &shape).unwrap_err().to_string();
             assert!(error.contains("x.gguf: tensor w"), "{error}");
         }
-        assert!(
-            byte_len(path, "w", DType::Q4_1, &[2, 33])
-                .unwrap_err()
-                .to_string()
-                .contains("found 33")
-        );
+        assert!(byte_len(path, "w", DType::Q4_1, &[2, 33]).unwrap_err().to_string().contains("found 33"));
         assert_eq!(byte_len(path, "w", DType::Q4_1, &[2, 64]).unwrap(), 80);
     }
 }

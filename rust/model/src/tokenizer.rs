@@ -68,61 +68,27 @@ impl Tokenizer {
         let (pre_tokenizer, ignore_merges) = pre_tokenizer(&path, pre)?;
         let (tokens, types) = gguf_vocabulary(gguf)?;
         let merges = gguf_merges(gguf)?;
-        let vocab: Vocab = tokens
-            .iter()
-            .zip(0..)
-            .map(|(&token, id)| (token.to_owned(), id))
-            .collect();
+        let vocab: Vocab = tokens.iter().zip(0..).map(|(&token, id)| (token.to_owned(), id)).collect();
         if vocab.len() != tokens.len() {
             let found = format!("{} distinct of {}", vocab.len(), tokens.len());
-            return Err(ModelError::field(
-                &path,
-                "tokenizer.ggml.tokens",
-                "each token once",
-                found,
-            ));
+            return Err(ModelError::field(&path, "tokenizer.ggml.tokens", "each token once", found));
         }
-        let bpe = BPE::builder()
-            .vocab_and_merges(vocab, merges)
-            .ignore_merges(ignore_merges)
-            .build();
-        let bpe = bpe
-            .map_err(|e| ModelError::field(&path, "tokenizer.ggml.merges", "pairs of tokens", e))?;
+        let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(ignore_merges).build();
+        let bpe = bpe.map_err(|e| ModelError::field(&path, "tokenizer.ggml.merges", "pairs of tokens", e))?;
         let mut inner = tokenizers::Tokenizer::new(bpe);
-        inner
-            .with_pre_tokenizer(Some(pre_tokenizer))
-            .with_decoder(Some(ByteLevel::new(false, true, true)));
-        let of_type = |wanted: i64| {
-            tokens
-                .iter()
-                .zip(&types)
-                .filter(move |(_, t)| **t == wanted)
-        };
-        let added = |(token, _): (&&str, &i64), special| {
-            AddedToken::from(*token, special).normalized(false)
-        };
+        inner.with_pre_tokenizer(Some(pre_tokenizer)).with_decoder(Some(ByteLevel::new(false, true, true)));
+        let of_type = |wanted: i64| tokens.iter().zip(&types).filter(move |(_, t)| **t == wanted);
+        let added = |(token, _): (&&str, &i64), special| AddedToken::from(*token, special).normalized(false);
         inner
             .add_special_tokens(of_type(TYPE_CONTROL).map(|t| added(t, true)))
             .and_then(|_| inner.add_tokens(of_type(TYPE_USER_DEFINED).map(|t| added(t, false))))
-            .map_err(|e| {
-                ModelError::field(&path, "tokenizer.ggml.token_type", "added tokens", e)
-            })?;
-        let prepend_bos = gguf
-            .boolean("tokenizer.ggml.add_bos_token")?
-            .unwrap_or(pre == "llama-bpe");
+            .map_err(|e| ModelError::field(&path, "tokenizer.ggml.token_type", "added tokens", e))?;
+        let prepend_bos = gguf.boolean("tokenizer.ggml.add_bos_token")?.unwrap_or(pre == "llama-bpe");
         let bos = gguf_token(gguf, "tokenizer.ggml.bos_token_id", tokens.len())?;
         if prepend_bos && bos.is_none() {
             return Err(gguf.missing("tokenizer.ggml.bos_token_id"));
         }
-        Self::new(
-            inner,
-            Decoder {
-                byte_level: true,
-                ..Decoder::default()
-            },
-            bos,
-            prepend_bos,
-        )
+        Self::new(inner, Decoder { byte_level: true, ..Decoder::default() }, bos, prepend_bos)
     }
 
     fn new(
@@ -131,11 +97,7 @@ impl Tokenizer {
         bos: Option<u32>,
         prepend_bos: bool,
     ) -> Result<Self, ModelError> {
-        let size = inner
-            .get_vocab(true)
-            .values()
-            .max()
-            .map_or(0, |&id| id as usize + 1);
+        let size = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let added = inner.get_added_tokens_decoder();
         let (mut bytes, mut ends, mut special) = (vec![], vec![], vec![]);
         for id in 0..size as u32 {
@@ -143,30 +105,16 @@ impl Tokenizer {
             special.push(added.get(&id).is_some_and(|t| t.special));
             decoder.append_bytes(&token, &mut bytes);
             let end = u32::try_from(bytes.len());
-            ends.push(
-                end.map_err(|_| {
-                    ModelError::Tokenizer("the vocabulary is larger than 4 GB".into())
-                })?,
-            );
+            ends.push(end.map_err(|_| ModelError::Tokenizer("the vocabulary is larger than 4 GB".into()))?);
         }
-        Ok(Self {
-            inner,
-            bytes,
-            ends,
-            special,
-            strip_leading_spaces: decoder.strip,
-            bos,
-            prepend_bos,
-        })
+        Ok(Self { inner, bytes, ends, special, strip_leading_spaces: decoder.strip, bos, prepend_bos })
     }
 
     /// The ids of `text`; special tokens written in it are recognised. With `add_special`, what
     /// the model expects around a plain prompt (its BOS, if it has one) is added.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, add_special)
-            .map_err(|e| ModelError::Tokenizer(e.to_string()))?;
+        let encoding =
+            self.inner.encode_fast(text, add_special).map_err(|e| ModelError::Tokenizer(e.to_string()))?;
         let mut ids = encoding.get_ids().to_vec();
         if let Some(bos) = self.bos.filter(|_| add_special && self.prepend_bos) {
             ids.insert(0, bos);
@@ -190,9 +138,7 @@ impl Tokenizer {
         let Some(&end) = self.ends.get(id as usize) else {
             return &[];
         };
-        let start = (id as usize)
-            .checked_sub(1)
-            .map_or(0, |previous| self.ends[previous]);
+        let start = (id as usize).checked_sub(1).map_or(0, |previous| self.ends[previous]);
         &self.bytes[start as usize..end as usize]
     }
 
@@ -249,16 +195,15 @@ impl Decoder {
 
     fn add(&mut self, path: &Path, json: &Value) -> Result<(), ModelError> {
         let refuse = || {
-            let supported = "ByteLevel, Metaspace, or a Sequence of Replace (U+2581), ByteFallback, Fuse and Strip";
+            let supported =
+                "ByteLevel, Metaspace, or a Sequence of Replace (U+2581), ByteFallback, Fuse and Strip";
             Err(ModelError::unsupported(path, "decoder", json, supported))
         };
         match json["type"].as_str() {
             Some("ByteLevel") => self.byte_level = true,
             Some("ByteFallback") => self.byte_fallback = true,
             Some("Fuse") => {}
-            Some("Replace")
-                if json["pattern"]["String"] == "\u{2581}" && json["content"] == " " =>
-            {
+            Some("Replace") if json["pattern"]["String"] == "\u{2581}" && json["content"] == " " => {
                 self.spaces = true
             }
             Some("Strip") if json["content"] == " " && json["stop"] == 0 => {
@@ -294,14 +239,8 @@ impl Decoder {
             }
             return;
         }
-        let byte = token
-            .strip_prefix("<0x")
-            .and_then(|t| t.strip_suffix('>'))
-            .filter(|t| t.len() == 2);
-        match byte
-            .and_then(|t| u8::from_str_radix(t, 16).ok())
-            .filter(|_| self.byte_fallback)
-        {
+        let byte = token.strip_prefix("<0x").and_then(|t| t.strip_suffix('>')).filter(|t| t.len() == 2);
+        match byte.and_then(|t| u8::from_str_radix(t, 16).ok()).filter(|_| self.byte_fallback) {
             Some(byte) => out.push(byte),
             None if self.spaces => out.extend(token.replace('\u{2581}', " ").as_bytes()),
             None => out.extend(token.as_bytes()),
@@ -315,19 +254,14 @@ fn byte_of(c: char) -> Option<u8> {
     let itself = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     match u32::from(c) {
         code @ 0..=0xff => Some(code as u8).filter(|&b| itself(b)),
-        code => (0..=255_u8)
-            .filter(|&b| !itself(b))
-            .nth(code as usize - 0x100),
+        code => (0..=255_u8).filter(|&b| !itself(b)).nth(code as usize - 0x100),
     }
 }
 
 /// The character that GPT-2's alphabet writes for a byte.
 #[cfg(feature = "testing")]
 pub(crate) fn char_of(byte: u8) -> char {
-    (0..0x180)
-        .filter_map(char::from_u32)
-        .find(|&c| byte_of(c) == Some(byte))
-        .unwrap_or('\0')
+    (0..0x180).filter_map(char::from_u32).find(|&c| byte_of(c) == Some(byte)).unwrap_or('\0')
 }
 
 /// The pre-tokenizer a GGUF file names, and whether whole words go before merges.
@@ -335,10 +269,7 @@ fn pre_tokenizer(path: &Path, name: &str) -> Result<(PreTokenizerWrapper, bool),
     let words = ByteLevel::new(false, true, true);
     match name {
         "gpt-2" => Ok((words.into(), false)),
-        "smollm" => Ok((
-            Sequence::new(vec![Digits::new(true).into(), words.into()]).into(),
-            false,
-        )),
+        "smollm" => Ok((Sequence::new(vec![Digits::new(true).into(), words.into()]).into(), false)),
         "llama-bpe" => {
             let pattern = SplitPattern::Regex(LLAMA3_PATTERN.into());
             let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false)
@@ -346,12 +277,7 @@ fn pre_tokenizer(path: &Path, name: &str) -> Result<(PreTokenizerWrapper, bool),
             let bytes = ByteLevel::new(false, true, false);
             Ok((Sequence::new(vec![split.into(), bytes.into()]).into(), true))
         }
-        other => Err(ModelError::unsupported(
-            path,
-            "tokenizer.ggml.pre",
-            other,
-            "gpt-2, smollm, llama-bpe",
-        )),
+        other => Err(ModelError::unsupported(path, "tokenizer.ggml.pre", other, "gpt-2, smollm, llama-bpe")),
     }
 }
 
@@ -359,16 +285,9 @@ fn gguf_vocabulary(gguf: &Gguf) -> Result<(Vec<&str>, Vec<i64>), ModelError> {
     const TOKENS: &str = "tokenizer.ggml.tokens";
     const TYPES: &str = "tokenizer.ggml.token_type";
     let tokens = gguf.strings(TOKENS)?.ok_or_else(|| gguf.missing(TOKENS))?;
-    let types = gguf
-        .integers(TYPES)?
-        .unwrap_or_else(|| vec![1; tokens.len()]);
+    let types = gguf.integers(TYPES)?.unwrap_or_else(|| vec![1; tokens.len()]);
     if types.len() != tokens.len() {
-        return Err(ModelError::field(
-            &gguf.path(),
-            TYPES,
-            format!("{} entries", tokens.len()),
-            types.len(),
-        ));
+        return Err(ModelError::field(&gguf.path(), TYPES, format!("{} entries", tokens.len()), types.len()));
     }
     Ok((tokens, types))
 }
@@ -378,29 +297,17 @@ fn gguf_merges(gguf: &Gguf) -> Result<Vec<(String, String)>, ModelError> {
     let merges = gguf.strings(MERGES)?.ok_or_else(|| gguf.missing(MERGES))?;
     let split = |merge: &str| match merge.split_once(' ') {
         Some((left, right)) => Ok((left.to_owned(), right.to_owned())),
-        None => Err(ModelError::field(
-            &gguf.path(),
-            MERGES,
-            "two tokens and a space",
-            merge,
-        )),
+        None => Err(ModelError::field(&gguf.path(), MERGES, "two tokens and a space", merge)),
     };
     merges.into_iter().map(split).collect()
 }
 
 /// A token id in the metadata, checked against the vocabulary.
-pub(crate) fn gguf_token(
-    gguf: &Gguf,
-    key: &str,
-    vocab_size: usize,
-) -> Result<Option<u32>, ModelError> {
+pub(crate) fn gguf_token(gguf: &Gguf, key: &str, vocab_size: usize) -> Result<Option<u32>, ModelError> {
     match gguf.unsigned(key)? {
-        Some(id) if id >= vocab_size as u64 => Err(ModelError::field(
-            &gguf.path(),
-            key,
-            format!("below {vocab_size}"),
-            id,
-        )),
+        Some(id) if id >= vocab_size as u64 => {
+            Err(ModelError::field(&gguf.path(), key, format!("below {vocab_size}"), id))
+        }
         other => Ok(other.map(|id| id as u32)),
     }
 }
@@ -415,14 +322,7 @@ mod tests {
         for (byte, &c) in chars.iter().enumerate() {
             assert_eq!(byte_of(c), Some(byte as u8));
         }
-        assert_eq!(
-            (
-                chars[usize::from(b' ')],
-                chars[usize::from(b'\n')],
-                chars[0xad]
-            ),
-            ('Ġ', 'Ċ', 'Ń')
-        );
+        assert_eq!((chars[usize::from(b' ')], chars[usize::from(b'\n')], chars[0xad]), ('Ġ', 'Ċ', 'Ń'));
         let alphabet = ByteLevel::alphabet();
         assert!(chars.iter().all(|c| alphabet.contains(c)) && alphabet.len() == 256);
     }
@@ -430,9 +330,7 @@ mod tests {
     #[test]
     fn unknown_decoders_are_refused_by_name() {
         let json = serde_json::json!({"type": "Sequence", "decoders": [{"type": "WordPiece"}]});
-        let error = Decoder::from_json(Path::new("tokenizer.json"), &json)
-            .unwrap_err()
-            .to_string();
+        let error = Decoder::from_json(Path::new("tokenizer.json"), &json).unwrap_err().to_string();
         assert!(error.contains("WordPiece"), "{error}");
     }
 }

@@ -19,11 +19,7 @@ fn byte_fallback() -> Arc<Tokenizer> {
     for byte in 0..256 {
         vocab.insert(format!("<0x{byte:02X}>"), byte.into());
     }
-    for (id, token) in [
-        "<unk>", "</s>", "▁", "▁the", "a", "DEF", "G", "HI", "J", "한",
-    ]
-    .iter()
-    .enumerate()
+    for (id, token) in ["<unk>", "</s>", "▁", "▁the", "a", "DEF", "G", "HI", "J", "한"].iter().enumerate()
     {
         vocab.insert((*token).into(), (256 + id).into());
     }
@@ -71,10 +67,7 @@ fn characters_are_never_cut() {
     let text = "한국어 🦀é";
     for tokenizer in [byte_level(), byte_fallback()] {
         let ids = tokenizer.encode(text, false).unwrap();
-        assert!(
-            ids.len() > text.chars().count(),
-            "characters span tokens here"
-        );
+        assert!(ids.len() > text.chars().count(), "characters span tokens here");
         let (pieces, _) = stream(&tokenizer, &ids, &[]);
         assert!(pieces.iter().all(|p| !p.contains('\u{fffd}')));
         assert_eq!(pieces.concat(), text);
@@ -101,31 +94,13 @@ fn a_stop_string_may_span_tokens() {
     let ids = [260, 261, 262, 263, 264, 260];
     assert_eq!(
         stream(&tokenizer, &ids, &["DEFGHIJ"]),
-        (
-            vec![
-                "a".into(),
-                String::new(),
-                String::new(),
-                String::new(),
-                String::new()
-            ],
-            true
-        )
+        (vec!["a".into(), String::new(), String::new(), String::new(), String::new()], true)
     );
     // Not completed: what was held back comes out as soon as it can no longer be a stop.
     let (pieces, stopped) = stream(&tokenizer, &[261, 262, 260, 261], &["DEFGHIJ", "XYZ"]);
     assert_eq!(
         (pieces, stopped),
-        (
-            vec![
-                "".into(),
-                "".into(),
-                "DEFGa".into(),
-                "".into(),
-                "DEF".into()
-            ],
-            false
-        )
+        (vec!["".into(), "".into(), "DEFGa".into(), "".into(), "DEF".into()], false)
     );
     // Several stops: the first to be completed ends the text.
     assert_eq!(stream(&tokenizer, &ids, &["HI", "FGH"]).0.concat(), "aDE");
@@ -141,12 +116,7 @@ fn a_stop_string_may_span_tokens() {
 fn one_shot(text: &str, stops: &[String]) -> (String, bool) {
     for (at, c) in text.char_indices() {
         let so_far = &text[..at + c.len_utf8()];
-        if let Some(longest) = stops
-            .iter()
-            .filter(|s| so_far.ends_with(s.as_str()))
-            .map(String::len)
-            .max()
-        {
+        if let Some(longest) = stops.iter().filter(|s| so_far.ends_with(s.as_str())).map(String::len).max() {
             return (so_far[..so_far.len() - longest].to_owned(), true);
         }
     }

@@ -104,9 +104,7 @@ impl LlamaWeights {
 
     /// Every tensor once, in a fixed order.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let ends = [&self.embedding, &self.final_norm]
-            .into_iter()
-            .chain(self.output.as_ref());
+        let ends = [&self.embedding, &self.final_norm].into_iter().chain(self.output.as_ref());
         ends.chain(self.layers.iter().flat_map(LlamaLayer::tensors))
     }
 
@@ -124,9 +122,7 @@ impl LlamaWeights {
     ) -> Result<Self, ModelError> {
         let mut source = Source::new(path, tensors.clone());
         if source.left.contains_key("rope_freqs.weight") {
-            let divisors = source
-                .take("rope_freqs.weight", &[config.head_dim / 2])?
-                .to_f32();
+            let divisors = source.take("rope_freqs.weight", &[config.head_dim / 2])?.to_f32();
             for (frequency, &divisor) in config.rope_frequencies.iter_mut().zip(&divisors) {
                 if !(divisor.is_finite() && divisor > 0.0) {
                     return Err(ModelError::field(
@@ -139,11 +135,8 @@ impl LlamaWeights {
                 *frequency /= f64::from(divisor);
             }
         }
-        let names = Names {
-            embedding: "token_embd.weight",
-            final_norm: "output_norm.weight",
-            layer: gguf_name,
-        };
+        let names =
+            Names { embedding: "token_embd.weight", final_norm: "output_norm.weight", layer: gguf_name };
         let tied = !source.left.contains_key("output.weight");
         let mut weights = source.weights(config, &names, (!tied).then_some("output.weight"))?;
         for layer in &mut weights.layers {
@@ -163,11 +156,8 @@ impl LlamaWeights {
         tied: bool,
     ) -> Result<Self, ModelError> {
         let mut source = Source::new(path, tensors);
-        let names = Names {
-            embedding: "model.embed_tokens.weight",
-            final_norm: "model.norm.weight",
-            layer: hf_name,
-        };
+        let names =
+            Names { embedding: "model.embed_tokens.weight", final_norm: "model.norm.weight", layer: hf_name };
         let weights = source.weights(config, &names, (!tied).then_some("lm_head.weight"))?;
         // Some exporters also write the rotary buffer, which follows from the configuration, and
         // a copy of the tied embedding.
@@ -241,21 +231,11 @@ impl<'a> Source<'a> {
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError> {
         let field = || format!("tensor {name}");
         let tensor = self.left.remove(name).ok_or_else(|| {
-            ModelError::field(
-                self.path,
-                field(),
-                format!("shape {shape:?}"),
-                "no such tensor",
-            )
+            ModelError::field(self.path, field(), format!("shape {shape:?}"), "no such tensor")
         })?;
         if tensor.shape() != shape {
             let found = format!("shape {:?}", tensor.shape());
-            return Err(ModelError::field(
-                tensor.path(),
-                field(),
-                format!("shape {shape:?}"),
-                found,
-            ));
+            return Err(ModelError::field(tensor.path(), field(), format!("shape {shape:?}"), found));
         }
         Ok(tensor)
     }
@@ -267,10 +247,7 @@ impl<'a> Source<'a> {
         output: Option<&str>,
     ) -> Result<LlamaWeights, ModelError> {
         let (vocab, hidden, ffn) = (config.vocab_size, config.hidden_size, config.ffn_size);
-        let (heads, kv) = (
-            config.num_heads * config.head_dim,
-            config.num_kv_heads * config.head_dim,
-        );
+        let (heads, kv) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
         let embedding = self.take(names.embedding, &[vocab, hidden])?;
         let mut layers = vec![];
         for index in 0..config.num_layers {
@@ -288,15 +265,8 @@ impl<'a> Source<'a> {
             });
         }
         let final_norm = self.take(names.final_norm, &[hidden])?;
-        let output = output
-            .map(|name| self.take(name, &[vocab, hidden]))
-            .transpose()?;
-        Ok(LlamaWeights {
-            embedding,
-            layers,
-            final_norm,
-            output,
-        })
+        let output = output.map(|name| self.take(name, &[vocab, hidden])).transpose()?;
+        Ok(LlamaWeights { embedding, layers, final_norm, output })
     }
 
     fn refuse_rest(&self, harmless: impl Fn(&str) -> bool) -> Result<(), ModelError> {

@@ -80,8 +80,7 @@ impl GgufWriter {
         let offset = self.data.len() as u64;
         self.raw_tensor(name, &dims, kind, offset);
         self.data.extend(bytes);
-        self.data
-            .resize(self.data.len().next_multiple_of(ALIGNMENT), 0);
+        self.data.resize(self.data.len().next_multiple_of(ALIGNMENT), 0);
     }
 
     /// A tensor entry of arbitrary numbers, without data.

@@ -110,33 +110,23 @@ impl TinyLlama {
     /// # Panics
     /// If `dtype` is a quantised one.
     pub fn write_hf(&self, folder: &Path) -> io::Result<PathBuf> {
-        let write_json =
-            |name: &str, value: &Value| std::fs::write(folder.join(name), value.to_string());
+        let write_json = |name: &str, value: &Value| std::fs::write(folder.join(name), value.to_string());
         write_json("config.json", &self.hf_config())?;
         write_json("tokenizer.json", &tiny_tokenizer::tokenizer_json())?;
         let special = json!({"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": CHAT_TEMPLATE});
         write_json("tokenizer_config.json", &special)?;
         let weights = self.weights();
         if self.shards == 1 {
-            std::fs::write(
-                folder.join("model.safetensors"),
-                safetensors(&weights, self.dtype),
-            )?;
+            std::fs::write(folder.join("model.safetensors"), safetensors(&weights, self.dtype))?;
             return Ok(folder.to_owned());
         }
         let mut map = serde_json::Map::new();
-        for (index, part) in weights
-            .chunks(weights.len().div_ceil(self.shards))
-            .enumerate()
-        {
+        for (index, part) in weights.chunks(weights.len().div_ceil(self.shards)).enumerate() {
             let name = format!("model-{:05}-of-{:05}.safetensors", index + 1, self.shards);
             std::fs::write(folder.join(&name), safetensors(part, self.dtype))?;
             map.extend(part.iter().map(|w| (w.hf.clone(), name.clone().into())));
         }
-        write_json(
-            "model.safetensors.index.json",
-            &json!({"metadata": {}, "weight_map": map}),
-        )?;
+        write_json("model.safetensors.index.json", &json!({"metadata": {}, "weight_map": map}))?;
         Ok(folder.to_owned())
     }
 
@@ -170,28 +160,15 @@ impl TinyLlama {
             if weight.paired {
                 weight.numbers = pair_rows(&weight.numbers, columns, self.head_dim);
             }
-            let dtype = if weight.shape.len() == 1 {
-                DType::F32
-            } else {
-                self.dtype
-            };
+            let dtype = if weight.shape.len() == 1 { DType::F32 } else { self.dtype };
             let bytes = quantise(dtype, &weight.numbers);
             file.tensor(&weight.gguf, &weight.shape, dtype, bytes);
         }
         if let Some(scaling @ RopeScaling::Llama3 { .. }) = self.rope_scaling {
             let plain = rope::frequencies(self.head_dim, THETA, None);
             let scaled = rope::frequencies(self.head_dim, THETA, Some(scaling));
-            let divisors: Vec<f32> = plain
-                .iter()
-                .zip(scaled)
-                .map(|(p, s)| (p / s) as f32)
-                .collect();
-            file.tensor(
-                "rope_freqs.weight",
-                &[divisors.len()],
-                DType::F32,
-                quantise(DType::F32, &divisors),
-            );
+            let divisors: Vec<f32> = plain.iter().zip(scaled).map(|(p, s)| (p / s) as f32).collect();
+            file.tensor("rope_freqs.weight", &[divisors.len()], DType::F32, quantise(DType::F32, &divisors));
         }
         file
     }
@@ -202,15 +179,12 @@ impl TinyLlama {
             Some(RopeScaling::Linear { factor }) => {
                 json!({"rope_type": "linear", "factor": factor})
             }
-            Some(RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_context,
-            }) => json!({
-                "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
-                "high_freq_factor": high_freq_factor, "original_max_position_embeddings": original_context,
-            }),
+            Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context }) => {
+                json!({
+                    "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
+                    "high_freq_factor": high_freq_factor, "original_max_position_embeddings": original_context,
+                })
+            }
         };
         json!({
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
@@ -230,20 +204,9 @@ impl TinyLlama {
         let mut list = vec![];
         let mut add = |gguf: String, hf: String, shape: &[usize], paired: bool| {
             let numbers = random(self.seed, list.len() as u64, shape);
-            list.push(Weight {
-                gguf,
-                hf,
-                shape: shape.to_vec(),
-                numbers,
-                paired,
-            });
+            list.push(Weight { gguf, hf, shape: shape.to_vec(), numbers, paired });
         };
-        add(
-            "token_embd.weight".into(),
-            "model.embed_tokens.weight".into(),
-            &[vocab, hidden],
-            false,
-        );
+        add("token_embd.weight".into(), "model.embed_tokens.weight".into(), &[vocab, hidden], false);
         for layer in 0..self.num_layers {
             let parts: [(&str, &str, &[usize], bool); 9] = [
                 ("attn_norm", "input_layernorm", &[hidden], false),
@@ -265,19 +228,9 @@ impl TinyLlama {
                 );
             }
         }
-        add(
-            "output_norm.weight".into(),
-            "model.norm.weight".into(),
-            &[hidden],
-            false,
-        );
+        add("output_norm.weight".into(), "model.norm.weight".into(), &[hidden], false);
         if !self.tied {
-            add(
-                "output.weight".into(),
-                "lm_head.weight".into(),
-                &[vocab, hidden],
-                false,
-            );
+            add("output.weight".into(), "lm_head.weight".into(), &[vocab, hidden], false);
         }
         list
     }
@@ -311,20 +264,11 @@ fn safetensors(weights: &[Weight], dtype: DType) -> Vec<u8> {
     let (mut header, mut data) = (serde_json::Map::new(), vec![]);
     for weight in weights {
         let start = data.len();
-        let kind = if weight.shape.len() == 1 {
-            DType::F32
-        } else {
-            dtype
-        };
+        let kind = if weight.shape.len() == 1 { DType::F32 } else { dtype };
         data.extend(quantise(kind, &weight.numbers));
         let entry = json!({"dtype": kind.name(), "shape": weight.shape, "data_offsets": [start, data.len()]});
         header.insert(weight.hf.clone(), entry);
     }
     let header = Value::Object(header).to_string();
-    [
-        &(header.len() as u64).to_le_bytes(),
-        header.as_bytes(),
-        &data,
-    ]
-    .concat()
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
 }

@@ -9,8 +9,7 @@ use crate::tokenizer::char_of;
 pub(super) const END: u32 = 2;
 const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const MERGES: [&str; 14] = [
-    "t h", "th e", "Ġ the", "i n", "e r", "a n", "an d", "Ġ and", "o n", "r e", "Ġ a", "h e",
-    "l l", "he ll",
+    "t h", "th e", "Ġ the", "i n", "e r", "a n", "an d", "Ġ and", "o n", "r e", "Ġ a", "h e", "l l", "he ll",
 ];
 
 /// The vocabulary by id: special tokens, the 256 bytes, and one token a merge.
@@ -23,9 +22,7 @@ pub(super) fn tokens() -> Vec<String> {
 
 pub(super) fn write_metadata(file: &mut GgufWriter) {
     let tokens = tokens();
-    let types: Vec<i32> = (0..tokens.len())
-        .map(|id| if id < SPECIAL.len() { 3 } else { 1 })
-        .collect();
+    let types: Vec<i32> = (0..tokens.len()).map(|id| if id < SPECIAL.len() { 3 } else { 1 }).collect();
     file.string("tokenizer.ggml.model", "gpt2");
     file.string("tokenizer.ggml.pre", "smollm");
     file.strings("tokenizer.ggml.tokens", &tokens);
@@ -37,11 +34,8 @@ pub(super) fn write_metadata(file: &mut GgufWriter) {
 }
 
 pub(super) fn tokenizer_json() -> Value {
-    let vocab: serde_json::Map<String, Value> = tokens()
-        .into_iter()
-        .enumerate()
-        .map(|(id, token)| (token, id.into()))
-        .collect();
+    let vocab: serde_json::Map<String, Value> =
+        tokens().into_iter().enumerate().map(|(id, token)| (token, id.into())).collect();
     let added: Vec<Value> = SPECIAL
         .iter()
         .enumerate()
@@ -50,7 +44,8 @@ pub(super) fn tokenizer_json() -> Value {
                    "rstrip": false, "normalized": false, "special": true})
         })
         .collect();
-    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let bytes =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
         "normalizer": null, "post_processor": null, "decoder": bytes,

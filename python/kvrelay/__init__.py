@@ -1,0 +1,82 @@
+"""kvrelay: prefill and decode on separate workers, the KV cache relayed, goodput the measure.
+
+Describe a workload and a cluster, simulate a policy on them, then serve a real model under the very
+same policy::
+
+    import kvrelay as kr
+
+    slo = kr.SLO(ttft=0.4, tpot=0.04)
+    workload = kr.Workload.poisson(rate=4.0, num_requests=2000, prompt_tokens=512, output_tokens=64, slo=slo)
+    cluster = kr.Cluster("2P1D", model="opt-13b", gpu="a100-80gb", latency="vllm")
+    kr.simulate(workload, cluster, policy="goodput").attainment()
+"""
+
+from kvrelay import datasets, errors, plot, policies
+from kvrelay._core import ClusterView, RequestView, WorkerView, __version__
+from kvrelay.check import PolicyReport, check_policy
+from kvrelay.describe import SLO, Cluster, Lengths, Link, empirical, gpus, lognormal, models, uniform
+from kvrelay.errors import (
+    ConfigError,
+    DatasetError,
+    EngineError,
+    ForkError,
+    IntegrityError,
+    KvRelayError,
+    ModelError,
+    PolicyError,
+    RequestError,
+    StaleView,
+    StalledError,
+    WorkloadError,
+)
+from kvrelay.policies import Batch, Demote, Hold, Placement, Policy, Rebalance, Refuse
+from kvrelay.result import Result
+from kvrelay.simulation import MaxGoodput, max_goodput, simulate
+from kvrelay.workload import Workload, presets
+
+__all__ = [
+    "SLO",
+    "Batch",
+    "Cluster",
+    "ClusterView",
+    "ConfigError",
+    "DatasetError",
+    "Demote",
+    "EngineError",
+    "ForkError",
+    "Hold",
+    "IntegrityError",
+    "KvRelayError",
+    "Lengths",
+    "Link",
+    "MaxGoodput",
+    "ModelError",
+    "Placement",
+    "Policy",
+    "PolicyError",
+    "PolicyReport",
+    "Rebalance",
+    "Refuse",
+    "RequestError",
+    "RequestView",
+    "Result",
+    "StaleView",
+    "StalledError",
+    "WorkerView",
+    "Workload",
+    "WorkloadError",
+    "__version__",
+    "check_policy",
+    "datasets",
+    "empirical",
+    "errors",
+    "gpus",
+    "lognormal",
+    "max_goodput",
+    "models",
+    "plot",
+    "policies",
+    "presets",
+    "simulate",
+    "uniform",
+]

@@ -1,0 +1,250 @@
+"""What users describe: objectives, lengths, clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvrelay import _core
+from kvrelay.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SLO:
+    """Service-level objectives of a request, in seconds; each may be ``None``.
+
+    A request is *good* when it finishes within all of them; equality meets an objective.
+
+    Parameters
+    ----------
+    ttft
+        Time to first token.
+    tpot
+        Mean time per output token after the first.
+    e2e
+        Arrival to last token.
+    max_gap
+        The longest gap between two consecutive tokens.
+    token_deadlines
+        Also hold token *i* to arrival + ``ttft`` + *i* · ``tpot``.
+
+    >>> SLO(ttft=0.4, tpot=0.04)
+    SLO(ttft=0.4, tpot=0.04)
+    """
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+    max_gap: float | None = None
+    token_deadlines: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("ttft", "tpot", "e2e", "max_gap"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ConfigError(f"SLO {name} is {value!r}; it must be seconds or None", value=value)
+            if not 0 < value < float("inf"):
+                raise ConfigError(
+                    f"SLO {name} is {value} s; it must be above 0 and finite, or None", value=value
+                )
+        if self.token_deadlines and (self.ttft is None or self.tpot is None):
+            raise ConfigError("token_deadlines needs both ttft and tpot")
+
+    def __repr__(self) -> str:
+        given = [
+            f"{name}={getattr(self, name)}"
+            for name in ("ttft", "tpot", "e2e", "max_gap")
+            if getattr(self, name) is not None
+        ]
+        if self.token_deadlines:
+            given.append("token_deadlines=True")
+        return f"SLO({', '.join(given)})"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A law of token lengths; made by :func:`lognormal`, :func:`uniform` or :func:`empirical`."""
+
+    law: str
+    parameters: tuple[float, ...]
+
+    def _spec(self) -> tuple[str, list[float]]:
+        return self.law, [float(value) for value in self.parameters]
+
+    def __repr__(self) -> str:
+        if self.law == "empirical":
+            return f"empirical({len(self.parameters)} quantiles)"
+        return f"{self.law}({', '.join(f'{value:g}' for value in self.parameters)})"
+
+
+def lognormal(mean: float, std: float) -> Lengths:
+    """Log-normal lengths with this mean and standard deviation, in tokens.
+
+    >>> lognormal(700, 900)
+    lognormal(700, 900)
+    """
+    return Lengths("lognormal", (mean, std))
+
+
+def uniform(low: int, high: int) -> Lengths:
+    """Lengths from ``low`` to ``high`` tokens, both included, all equally likely."""
+    return Lengths("uniform", (low, high))
+
+
+def empirical(quantiles: Any) -> Lengths:
+    """Lengths by their quantiles: evenly spaced from the 0th to the last, interpolated linearly."""
+    return Lengths("empirical", tuple(float(value) for value in quantiles))
+
+
+def _lengths_spec(value: int | Lengths) -> int | tuple[str, list[float]]:
+    if isinstance(value, Lengths):
+        return value._spec()
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ConfigError(f"lengths are {value!r}; they must be a number of tokens or a law like kr.lognormal")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class Link:
+    """What KV is transferred over: bytes per second in one direction, and seconds before the first.
+
+    >>> Link(bandwidth=25e9)
+    Link(bandwidth=25000000000.0, latency=0.0)
+    """
+
+    bandwidth: float
+    latency: float = 0.0
+
+
+class Cluster:
+    """A cluster to simulate.
+
+    Parameters
+    ----------
+    topology
+        ``"2P1D"`` is two prefill and one decode worker, ``"3M"`` three mixed ones, ``"1P1D1M"`` any
+        mix.
+    model, gpu
+        By name: see :func:`kvrelay.models` and :func:`kvrelay.gpus`.
+    latency
+        ``"roofline"``, or a published coefficient set: ``"vllm"`` or ``"distserve"``.
+    tp
+        GPUs per worker: a number, or one per role such as ``{"prefill": 2, "decode": 1}``.
+    link
+        ``"nvlink"``, ``"pcie"``, ``"network"``, ``"instant"`` or a :class:`Link`; NVLink where the GPU
+        has it. Every transfer has the link to itself.
+    kv_tokens
+        KV capacity of every worker, in tokens; by default what memory leaves, or the published
+        capacity of a profile.
+    block_tokens, max_batch, max_prefill_tokens
+        Tokens in a KV block; requests in a step; prompt tokens in a step (one longer prompt goes
+        alone).
+    max_model_len
+        Prompt and output at their longest; no limit when ``None``.
+    prefix_caching
+        Whether prompts share the KV of equal prefixes.
+
+    >>> Cluster("2P1D", model="opt-13b", gpu="a100-80gb", latency="vllm")
+    Cluster('2P1D', model='opt-13b', gpu='a100-80gb', latency='vllm')
+    """
+
+    def __init__(
+        self,
+        topology: str,
+        *,
+        model: str,
+        gpu: str,
+        latency: str = "roofline",
+        tp: int | Mapping[str, int] = 1,
+        link: str | Link | None = None,
+        kv_tokens: int | None = None,
+        block_tokens: int = 16,
+        max_batch: int = 256,
+        max_prefill_tokens: int = 8192,
+        max_model_len: int | None = None,
+        prefix_caching: bool = True,
+    ) -> None:
+        self.topology = topology
+        self.model = model
+        self.gpu = gpu
+        self.latency = latency
+        self.tp = tp
+        self.link = link
+        per_role = _tp_per_role(tp)
+        bandwidth = link.bandwidth if isinstance(link, Link) else None
+        self._core = _core.Cluster(
+            topology,
+            model,
+            gpu,
+            latency,
+            per_role,
+            link if isinstance(link, str) else None,
+            bandwidth,
+            link.latency if isinstance(link, Link) else 0.0,
+            kv_tokens,
+            block_tokens,
+            max_batch,
+            max_prefill_tokens,
+            max_model_len,
+            256,
+            prefix_caching,
+        )
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs over all workers."""
+        return self._core.num_gpus
+
+    @property
+    def kv_tokens(self) -> list[int]:
+        """KV capacity of each worker, in tokens."""
+        return self._core.kv_tokens
+
+    def prefill_time(self, prompt_tokens: int, role: str | None = None) -> float:
+        """Seconds that a prompt takes, alone and unloaded."""
+        return self._core.prefill_time(prompt_tokens, role or self._role("prefill"))
+
+    def decode_time(self, num_decode: int, context_tokens: int, role: str | None = None) -> float:
+        """Seconds of a decode step of ``num_decode`` requests with ``context_tokens`` together."""
+        return self._core.decode_time(num_decode, context_tokens, role or self._role("decode"))
+
+    def _role(self, wanted: str) -> str:
+        return wanted if wanted[0].upper() in self._core.topology else "mixed"
+
+    def __repr__(self) -> str:
+        extra = "" if self.tp == 1 else f", tp={self.tp!r}"
+        return (
+            f"Cluster({self._core.topology!r}, model={self.model!r}, gpu={self.gpu!r}, "
+            f"latency={self.latency!r}{extra})"
+        )
+
+
+def _tp_per_role(tp: int | Mapping[str, int]) -> list[int]:
+    given = dict(tp) if isinstance(tp, Mapping) else dict.fromkeys(("prefill", "decode", "mixed"), tp)
+    for role, count in given.items():
+        if role not in ("prefill", "decode", "mixed"):
+            raise ConfigError(f"tp of role {role!r}; roles are prefill, decode, mixed")
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1024:
+            raise ConfigError(f"tp is {count!r}; it must be a number of GPUs from 1 to 1024", tp=count)
+    return [given.get(role, 1) for role in ("prefill", "decode", "mixed")]
+
+
+def gpus() -> list[str]:
+    """Names of the GPU table.
+
+    >>> "h100" in gpus()
+    True
+    """
+    return _core.gpu_names()
+
+
+def models() -> list[str]:
+    """Names of the model table.
+
+    >>> "llama-3.1-8b" in models()
+    True
+    """
+    return _core.model_names()

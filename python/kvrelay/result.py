@@ -1,0 +1,192 @@
+"""What a run left behind, simulated or measured: one class for both."""
+
+from __future__ import annotations
+
+import html
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvrelay import _core
+from kvrelay.describe import SLO
+from kvrelay.errors import ConfigError
+
+#: Columns of :attr:`Result.requests`, in order.
+REQUEST_COLUMNS = (
+    "id", "slo_class", "status", "reason", "arrival", "prompt_tokens", "output_tokens", "prefill_worker",
+    "decode_worker", "prefill_start", "first_token", "transfer_start", "transfer_end", "decode_start",
+    "last_token", "ttft", "tpot", "e2e", "max_gap", "preemptions", "good", "cached_tokens", "admitted", "end",
+)  # fmt: skip
+
+PERCENTILES = (50.0, 90.0, 99.0)
+
+
+class Result:
+    """Records of one run and the metrics over them.
+
+    Times are seconds since the run began. A milestone that was not reached is missing (``NA``), never
+    zero. ``docs/metrics.md`` has every definition.
+    """
+
+    def __init__(self, core: _core.Result, *, title: str, source: str, num_gpus: int, oracle: bool = False) -> None:
+        self._core = core
+        self.title = title
+        #: ``"simulated"`` or ``"measured"``.
+        self.source = source
+        #: GPUs (or CPU workers) that the run had.
+        self.num_gpus = num_gpus
+        #: Whether scheduler and policy knew the true output lengths.
+        self.oracle = oracle
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row a request; see :data:`REQUEST_COLUMNS`."""
+        frame = pd.DataFrame(self._core.requests())
+        for column in frame:
+            frame[column] = _nullable(column, frame[column])
+        return frame[list(REQUEST_COLUMNS)]
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row a run of a worker: its batch, how many steps it was repeated, when, how long."""
+        frame = pd.DataFrame(self._core.steps())
+        frame["duration"] = frame["end"] - frame["start"]
+        return frame
+
+    def attainment(self, slo_class: str | None = None) -> float | None:
+        """good / offered; ``None`` when no request has an objective."""
+        good, offered, _, _ = self._core.counts(self._class(slo_class))
+        return good / offered if offered else None
+
+    def goodput(self, *, per_gpu: bool = False) -> float | None:
+        """Good requests per second of makespan."""
+        goodput = self._core.goodput
+        return goodput / self.num_gpus if per_gpu and goodput is not None else goodput
+
+    def counts(self, slo_class: str | None = None) -> dict[str, int]:
+        """The counts behind :meth:`attainment`: good, offered, out of both, and of those the ones
+        without any objective."""
+        good, offered, out, without = self._core.counts(self._class(slo_class))
+        return {"good": good, "offered": offered, "out": out, "without_slo": without}
+
+    @property
+    def makespan(self) -> float | None:
+        """Seconds from the first arrival to the last counted event."""
+        return self._core.makespan
+
+    def summary(self) -> pd.DataFrame:
+        """Count, mean and percentiles of every latency, in seconds, over the requests where it is
+        defined. ``itl`` pools the gaps of all requests; ``held + queue + prefill`` make up ``ttft``;
+        ``waiting_for_room`` and ``transfer`` lie behind the first token."""
+        stats = self._core.distributions(list(PERCENTILES))
+        order = ("ttft", "held", "queue", "prefill", "waiting_for_room", "transfer", "tpot", "itl", "max_gap", "e2e")
+        rows = {name: [stats[name][0], stats[name][1], *stats[name][2]] for name in order}
+        columns = ["count", "mean", *(f"p{percent:.0f}" for percent in PERCENTILES)]
+        frame = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+        frame["count"] = frame["count"].astype("int64")
+        return frame.astype({column: "float64" for column in columns[1:]})
+
+    def percentile(self, metric: str, percent: float, slo_class: str | None = None) -> float | None:
+        """One percentile of ``ttft``, ``tpot``, ``e2e``, ``max_gap`` or a part of them, in seconds."""
+        stats = self._core.distributions([float(percent)], self._class(slo_class))
+        if metric not in stats:
+            raise ConfigError(f"metric {metric!r}; known: {', '.join(sorted(stats))}", metric=metric)
+        return stats[metric][2][0]
+
+    def explain(self, request_id: int) -> str:
+        """One request's story."""
+        found = self.requests[self.requests["id"] == request_id]
+        if found.empty:
+            raise ConfigError(f"no request {request_id}: this run has {len(self)} (ids 0 to {len(self) - 1})")
+        return _story(found.iloc[0], self._core.slo(request_id) or SLO())
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    def _class(self, slo_class: str | None) -> str | None:
+        if slo_class is not None and slo_class not in self._core.class_names:
+            known = ", ".join(self._core.class_names)
+            raise ConfigError(f"SLO class {slo_class!r}; this run has {known}", slo_class=slo_class)
+        return slo_class
+
+    def _lines(self) -> list[str]:
+        counts = self.counts()
+        lines = [f"{self.title} ({self.source})"]
+        if counts["offered"]:
+            lines.append(
+                f"attainment {self.attainment():.1%} ({counts['good']} of {counts['offered']} requests within every "
+                f"objective), goodput {self.goodput() or 0:.3g} req/s"
+            )
+        else:
+            lines.append(f"{len(self)} requests without objectives")
+        if counts["out"]:
+            lines.append(f"{counts['out']} on neither side, {counts['without_slo']} of them without an objective")
+        if self.oracle:
+            lines.append("scheduler and policy knew the true output lengths (oracle)")
+        return lines
+
+    def __repr__(self) -> str:
+        return "\n".join([*self._lines(), self.summary().round(4).to_string(na_rep="-")])
+
+    def _repr_html_(self) -> str:
+        first, *rest = (html.escape(line) for line in self._lines())
+        return f"<b>{first}</b><br>{'<br>'.join(rest)}{self.summary().round(4).to_html(na_rep='')}"
+
+
+def _nullable(column: str, values: pd.Series) -> pd.Series:
+    if column in ("slo_class", "status", "reason"):
+        return values.astype("string")
+    if column == "good":
+        return pd.Series(pd.arrays.BooleanArray((values == 1).to_numpy(), (values < 0).to_numpy()), index=values.index)
+    if column in ("prefill_worker", "decode_worker"):
+        return pd.Series(pd.arrays.IntegerArray(values.to_numpy(), (values < 0).to_numpy()), index=values.index)
+    if values.dtype.kind == "f":
+        missing = np.isnan(values.to_numpy())
+        return pd.Series(pd.arrays.FloatingArray(values.to_numpy(), missing), index=values.index)
+    return values.astype("Int64")
+
+
+def _story(row: pd.Series, slo: SLO) -> str:
+    def ms(seconds: Any) -> str:
+        return f"{float(seconds) * 1e3:.1f} ms"
+
+    def known(*names: str) -> bool:
+        return not any(pd.isna(row[name]) for name in names)
+
+    lines = [
+        f"request {row['id']} ({row['slo_class']}): {row['prompt_tokens']} prompt tokens, "
+        f"{row['output_tokens']} output tokens, {row['status']}"
+        + ("" if pd.isna(row["reason"]) else f" ({row['reason']})"),
+        f"  {row['arrival']:.4f} s  arrived",
+    ]
+    if known("admitted") and row["admitted"] > row["arrival"]:
+        lines.append(f"  {row['admitted']:.4f} s  admitted, held for {ms(row['admitted'] - row['arrival'])}")
+    if known("prefill_start"):
+        cached = f", {row['cached_tokens']} tokens from the prefix cache" if row["cached_tokens"] else ""
+        waited = ms(row["prefill_start"] - row["admitted"])
+        lines.append(f"  {row['prefill_start']:.4f} s  prefill at worker {row['prefill_worker']} after {waited} in the queue{cached}")
+    if known("first_token"):
+        lines.append(f"  {row['first_token']:.4f} s  first token: TTFT {ms(row['ttft'])}{_against(row['ttft'], slo.ttft)}")
+    if known("transfer_start"):
+        waited = ms(row["transfer_start"] - row["first_token"])
+        lines.append(f"  {row['transfer_start']:.4f} s  KV transfer to worker {row['decode_worker']} after {waited} for room")
+    if known("transfer_end"):
+        lines.append(f"  {row['transfer_end']:.4f} s  KV there, {ms(row['transfer_end'] - row['transfer_start'])} on the way")
+    if known("decode_start"):
+        lines.append(f"  {row['decode_start']:.4f} s  decode at worker {row['decode_worker']}")
+    if row["preemptions"]:
+        lines.append(f"  preempted {row['preemptions']} times")
+    if known("last_token") and row["output_tokens"] > 1:
+        gap = f", longest gap {ms(row['max_gap'])}{_against(row['max_gap'], slo.max_gap)}" if known("max_gap") else ""
+        lines.append(f"  {row['last_token']:.4f} s  last token: TPOT {ms(row['tpot'])}{_against(row['tpot'], slo.tpot)}{gap}")
+    verdict = {True: "good", False: "a miss"}.get(None if pd.isna(row["good"]) else bool(row["good"]), "on neither side")
+    lines.append(f"  counts as {verdict}")
+    return "\n".join(lines)
+
+
+def _against(value: Any, limit: float | None) -> str:
+    if limit is None:
+        return ""
+    return f" ({'within' if float(value) <= limit else 'over'} {limit * 1e3:.1f} ms)"

@@ -1,0 +1,164 @@
+"""Simulations, and the search for the largest rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tqdm.auto import tqdm
+
+from kvrelay import _core
+from kvrelay.describe import Cluster
+from kvrelay.errors import ConfigError
+from kvrelay.policies import PolicyLike, name_of, resolve
+from kvrelay.result import Result
+from kvrelay.workload import Workload
+
+
+def simulate(
+    workload: Workload,
+    cluster: Cluster,
+    policy: PolicyLike = "disaggregated",
+    *,
+    belief: str | None = None,
+    seed: int = 0,
+    oracle: bool = False,
+    until: float | None = None,
+    progress: bool = True,
+    single_steps: bool = False,
+) -> Result:
+    """Runs a workload through a simulated cluster.
+
+    The scheduler and the policy are those that drive real workers; only time is virtual. The same
+    arguments give the same result, bit for bit.
+
+    Parameters
+    ----------
+    policy
+        A built-in's name or object, an object with any of the methods of
+        :class:`kvrelay.policies.Policy`, or a callable for placement.
+    belief
+        The latency model that the policy predicts with; the truth by default.
+    oracle
+        Tell scheduler and policy the true output lengths.
+    until
+        Cut the run off at so many seconds; drain by default.
+    single_steps
+        Take every step alone: slower, the same records.
+
+    Raises
+    ------
+    Whatever the policy raises, as it is; :class:`kvrelay.PolicyError` when it answers what cannot be
+    done; :class:`kvrelay.StalledError` when it leaves requests for good.
+
+    >>> import kvrelay as kr
+    >>> workload = kr.Workload.poisson(4.0, 200, 512, 64, slo=kr.SLO(ttft=0.4, tpot=0.04))
+    >>> cluster = kr.Cluster("1P1D", model="opt-13b", gpu="a100-80gb", latency="vllm")
+    >>> kr.simulate(workload, cluster, progress=False).attainment()
+    1.0
+    """
+    if not isinstance(workload, Workload) or not isinstance(cluster, Cluster):
+        raise ConfigError(f"simulate takes a Workload and a Cluster, not {type(workload).__name__} and {type(cluster).__name__}")
+    title = f"{cluster.topology}, {name_of(policy)}: {workload._core.description}"
+    with _bar(len(workload), "simulate", progress) as tell:
+        core = _core.simulate(
+            workload._core, cluster._core, resolve(policy), belief, seed, oracle, until, single_steps, tell
+        )
+    return Result(core, title=title, source="simulated", num_gpus=cluster.num_gpus, oracle=oracle)
+
+
+class _bar:
+    """A progress bar over requests; its callback is what the compiled core calls."""
+
+    def __init__(self, total: int, what: str, wanted: bool) -> None:
+        self._args = {"total": total, "desc": what, "unit": "req", "leave": False, "delay": 0.5}
+        self._wanted = wanted
+        self._bar: tqdm | None = None
+
+    def __enter__(self) -> Callable[[int, int, float], None] | None:
+        if not self._wanted:
+            return None
+        self._bar = tqdm(**self._args)
+        return self._tell
+
+    def _tell(self, arrived: int, over: int, seconds: float) -> None:
+        if self._bar is not None:
+            self._bar.update(over - self._bar.n)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+@dataclass(frozen=True)
+class MaxGoodput:
+    """The largest rate that attains a target.
+
+    ``rate`` is the largest tried rate that attains it, ``high`` the smallest that does not (infinite
+    if all did), in requests per second; ``tried`` maps every rate to its attainment.
+    """
+
+    rate: float
+    high: float
+    attainment: float
+    num_gpus: int
+    tried: dict[float, float]
+
+    @property
+    def per_gpu(self) -> float:
+        """``rate`` per GPU."""
+        return self.rate / self.num_gpus
+
+    def __repr__(self) -> str:
+        return (
+            f"MaxGoodput({self.rate:.3g} req/s with at least {self.attainment:.0%} of requests good, "
+            f"{self.per_gpu:.3g} per GPU; {len(self.tried)} rates tried)"
+        )
+
+
+def max_goodput(
+    workload: Workload,
+    cluster: Cluster,
+    policy: PolicyLike = "disaggregated",
+    *,
+    attainment: float = 0.9,
+    belief: str | None = None,
+    seed: int = 0,
+    tolerance: float = 0.01,
+    progress: bool = True,
+    criterion: Callable[[Result], float] | None = None,
+) -> MaxGoodput:
+    """The largest rate at which at least ``attainment`` of the requests are good, by bisection over
+    the same arrivals rescaled.
+
+    Plain bisection trusts that attainment falls with the rate, and one run per rate: take some
+    thousand requests, a short run past saturation still looks fine.
+
+    Parameters
+    ----------
+    criterion
+        What is held against ``attainment``; by default ``Result.attainment``.
+    tolerance
+        Width of the final bracket, relative to the rate.
+    """
+    if not 0 < attainment <= 1:
+        raise ConfigError(f"attainment is {attainment}; it must be above 0 and at most 1", attainment=attainment)
+    if not 0 < tolerance < 1:
+        raise ConfigError(f"tolerance is {tolerance}; it must be between 0 and 1", tolerance=tolerance)
+    tried: dict[float, float] = {}
+    measure = criterion or (lambda result: result.attainment())
+    bar = tqdm(desc="max_goodput", unit="rate", leave=False, disable=not progress, delay=0.5)
+
+    def attains(rate: float) -> bool:
+        result = simulate(workload.at_rate(rate), cluster, policy, belief=belief, seed=seed, progress=False)
+        value = measure(result)
+        if value is None:
+            raise ConfigError("no request has an objective, so no rate attains or misses a target: give an SLO")
+        tried[rate] = value
+        bar.update()
+        bar.set_postfix_str(f"{rate:.3g} req/s: {value:.1%}")
+        return value >= attainment
+
+    with bar:
+        low, high = _core.bisect_rate(attains, workload.rate or 1.0, tolerance)
+    return MaxGoodput(low, high, attainment, cluster.num_gpus, dict(sorted(tried.items())))

@@ -1,0 +1,258 @@
+//! Clusters to simulate, as `kvrelay.Cluster` wraps them.
+
+use std::sync::Arc;
+
+use kvrelay_core::cluster::{Role, Topology};
+use kvrelay_core::latency::hardware::{self, GpuSpec};
+use kvrelay_core::latency::models::{self, ModelSpec};
+use kvrelay_core::latency::profiles::{self, PROFILE_NAMES};
+use kvrelay_core::latency::roofline::{Efficiencies, Roofline};
+use kvrelay_core::latency::{LatencyModel, Link};
+use kvrelay_core::scheduler::{Belief, Limits};
+use kvrelay_core::time::Nanos;
+use kvrelay_sim::{SimCluster, SimWorker};
+use pyo3::prelude::*;
+
+use crate::error;
+
+/// Workers of a topology, with their latency, KV capacity and link.
+#[pyclass(frozen, module = "kvrelay._core")]
+pub(crate) struct Cluster {
+    pub(crate) topology: Topology,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    tp: [u32; 3],
+    pub(crate) sim: SimCluster,
+}
+
+/// Index of a role in per-role arrays.
+fn role_index(role: Role) -> usize {
+    match role {
+        Role::Prefill => 0,
+        Role::Decode => 1,
+        Role::Mixed => 2,
+    }
+}
+
+/// A latency model by name: `"roofline"` or a published profile.
+fn latency(
+    py: Python<'_>,
+    name: &str,
+    model: &ModelSpec,
+    gpu: &GpuSpec,
+    tp: u32,
+) -> PyResult<Arc<dyn LatencyModel>> {
+    if name == "roofline" {
+        let roofline = Roofline::new(model.clone(), gpu, tp, Efficiencies::default());
+        return roofline
+            .map(|model| Arc::new(model) as Arc<dyn LatencyModel>)
+            .map_err(|error| error::config(py, error));
+    }
+    if !PROFILE_NAMES.contains(&name) {
+        let known = PROFILE_NAMES.join(", ");
+        return Err(error::config(py, format!("latency {name:?}; known: roofline, {known}")));
+    }
+    let profile = profiles::profile(name, &model.name, tp, 1);
+    profile.map(|model| Arc::new(model) as Arc<dyn LatencyModel>).map_err(|error| error::config(py, error))
+}
+
+/// KV capacity in tokens: a profile uses the published one, the roofline what memory leaves.
+fn capacity(py: Python<'_>, latency: &str, model: &ModelSpec, gpu: &GpuSpec, tp: u32) -> PyResult<u64> {
+    if latency == "roofline" {
+        return hardware::kv_capacity_tokens(model, gpu, tp).map_err(|error| error::config(py, error));
+    }
+    profiles::published_kv_capacity_tokens(&model.name, tp, 1).map_err(|error| error::config(py, error))
+}
+
+/// A link by name, or by bandwidth in bytes per second; per worker, all its ranks sending at once.
+fn link(
+    py: Python<'_>,
+    gpu: &GpuSpec,
+    name: Option<&str>,
+    bandwidth: Option<f64>,
+    latency: f64,
+    tp: u32,
+) -> PyResult<Link> {
+    let per_gpu = match (name, bandwidth) {
+        (_, Some(bandwidth)) if bandwidth > 0.0 => bandwidth,
+        (_, Some(bandwidth)) => {
+            return Err(error::config(
+                py,
+                format!("link bandwidth is {bandwidth} bytes/s; it must be above 0"),
+            ));
+        }
+        (Some("nvlink"), None) => match gpu.nvlink_bandwidth {
+            Some(bandwidth) => bandwidth * f64::from(tp),
+            None => {
+                return Err(error::config(
+                    py,
+                    format!("{} has no NVLink; its links: pcie, network", gpu.name),
+                ));
+            }
+        },
+        (Some("pcie"), None) => gpu.pcie_bandwidth * f64::from(tp),
+        (Some("network"), None) => gpu.network_bandwidth * f64::from(tp),
+        (Some("instant"), None) => f64::INFINITY,
+        (Some(name), None) => {
+            return Err(error::config(py, format!("link {name:?}; known: nvlink, pcie, network, instant")));
+        }
+        (None, None) => gpu.nvlink_bandwidth.unwrap_or(gpu.pcie_bandwidth) * f64::from(tp),
+    };
+    if !(latency >= 0.0 && latency.is_finite()) {
+        return Err(error::config(py, format!("link latency is {latency} s; it must be at least 0")));
+    }
+    Ok(Link { bandwidth: per_gpu, latency: Nanos::from_secs_f64(latency) })
+}
+
+#[pymethods]
+impl Cluster {
+    /// `tp` is per role: prefill, decode, mixed. `kv_tokens` replaces the capacity of every worker.
+    #[new]
+    #[pyo3(signature = (topology, model, gpu, latency_name, tp, link_name, link_bandwidth, link_latency, kv_tokens, block_tokens, max_batch, max_prefill_tokens, max_model_len, max_repeat, prefix_caching))]
+    fn new(
+        py: Python<'_>,
+        topology: &str,
+        model: &str,
+        gpu: &str,
+        latency_name: &str,
+        tp: [u32; 3],
+        link_name: Option<&str>,
+        link_bandwidth: Option<f64>,
+        link_latency: f64,
+        kv_tokens: Option<u64>,
+        block_tokens: u32,
+        max_batch: u32,
+        max_prefill_tokens: u32,
+        max_model_len: Option<u32>,
+        max_repeat: u32,
+        prefix_caching: bool,
+    ) -> PyResult<Cluster> {
+        let topology: Topology = topology.parse().map_err(|error| error::config(py, error))?;
+        let model = models::model(model).map_err(|error| error::config(py, error))?;
+        let gpu = hardware::gpu(gpu).map_err(|error| error::config(py, error))?;
+        for (name, value) in [
+            ("block_tokens", block_tokens),
+            ("max_batch", max_batch),
+            ("max_prefill_tokens", max_prefill_tokens),
+            ("max_repeat", max_repeat),
+        ] {
+            if value == 0 {
+                return Err(error::config(py, format!("{name} is 0; it must be at least 1")));
+            }
+        }
+        let limits = Limits {
+            block_tokens,
+            max_batch,
+            max_prefill_tokens,
+            max_chunk_tokens: None,
+            max_repeat,
+            max_model_len,
+        };
+        let mut workers = Vec::new();
+        for role in topology.roles() {
+            let tp = tp[role_index(role)];
+            let tokens = match kv_tokens {
+                Some(tokens) => tokens,
+                None => capacity(py, latency_name, &model, &gpu, tp)?,
+            };
+            let num_blocks = u32::try_from(tokens / u64::from(block_tokens)).unwrap_or(u32::MAX - 1);
+            if num_blocks == 0 {
+                return Err(error::config(
+                    py,
+                    format!("KV capacity of {tokens} tokens is less than a block of {block_tokens}"),
+                ));
+            }
+            workers.push(SimWorker {
+                role,
+                num_blocks,
+                latency: latency(py, latency_name, &model, &gpu, tp)?,
+            });
+        }
+        // A transfer is as wide as the narrower of its two ends.
+        let sending = topology.roles().into_iter().map(|role| tp[role_index(role)]).min().unwrap_or(1);
+        let sim = SimCluster {
+            workers,
+            limits,
+            prefix_caching,
+            link: link(py, &gpu, link_name, link_bandwidth, link_latency, sending)?,
+            kv_bytes_per_token: model.kv_bytes_per_token(),
+            belief: None,
+        };
+        Ok(Cluster { topology, model, gpu, tp, sim })
+    }
+
+    /// The topology, as it is written.
+    #[getter]
+    fn topology(&self) -> String {
+        self.topology.to_string()
+    }
+
+    /// GPUs over all workers.
+    #[getter]
+    fn num_gpus(&self) -> u32 {
+        self.topology.roles().into_iter().map(|role| self.tp[role_index(role)]).sum()
+    }
+
+    /// KV capacity of each worker, in tokens.
+    #[getter]
+    fn kv_tokens(&self) -> Vec<u64> {
+        let tokens =
+            |worker: &SimWorker| u64::from(worker.num_blocks) * u64::from(self.sim.limits.block_tokens);
+        self.sim.workers.iter().map(tokens).collect()
+    }
+
+    /// Bytes per second that a KV transfer has.
+    #[getter]
+    fn link_bandwidth(&self) -> f64 {
+        self.sim.link.bandwidth
+    }
+
+    /// Seconds that `tokens` prompt tokens take on a worker of `role`, alone and unloaded.
+    fn prefill_time(&self, py: Python<'_>, tokens: u32, role: &str) -> PyResult<f64> {
+        let worker = self.worker_of(py, role)?;
+        Ok(worker.latency.step(&kvrelay_core::step::StepShape::prefill(0, tokens)).as_secs_f64())
+    }
+
+    /// Seconds that a decode step takes on a worker of `role`.
+    fn decode_time(&self, py: Python<'_>, num_decode: u32, context_tokens: u64, role: &str) -> PyResult<f64> {
+        let worker = self.worker_of(py, role)?;
+        let shape = kvrelay_core::step::StepShape::decode(num_decode, context_tokens);
+        Ok(worker.latency.step(&shape).as_secs_f64())
+    }
+}
+
+impl Cluster {
+    fn worker_of(&self, py: Python<'_>, role: &str) -> PyResult<&SimWorker> {
+        let wanted = crate::view::role_named(py, role)?;
+        let found = self.sim.workers.iter().find(|worker| worker.role == wanted);
+        found.ok_or_else(|| error::config(py, format!("{} has no {role} worker", self.topology)))
+    }
+
+    /// What the policy is to believe, by the name of a latency model.
+    pub(crate) fn belief(&self, py: Python<'_>, name: &str) -> PyResult<Belief> {
+        let model = |role: Role| latency(py, name, &self.model, &self.gpu, self.tp[role_index(role)]);
+        Ok(Belief {
+            steps: self.topology.roles().into_iter().map(model).collect::<PyResult<_>>()?,
+            link: self.sim.link,
+            kv_bytes_per_token: self.sim.kv_bytes_per_token,
+        })
+    }
+}
+
+/// Names of the GPU table.
+#[pyfunction]
+pub(crate) fn gpu_names() -> Vec<&'static str> {
+    hardware::gpu_names().collect()
+}
+
+/// Names of the model table.
+#[pyfunction]
+pub(crate) fn model_names() -> Vec<&'static str> {
+    models::model_names().collect()
+}
+
+/// Names of the published latency profiles.
+#[pyfunction]
+pub(crate) fn profile_names() -> Vec<&'static str> {
+    PROFILE_NAMES.to_vec()
+}

@@ -1,0 +1,60 @@
+//! The one door from Python into long Rust work: the GIL is released, Ctrl-C is looked for,
+//! progress is told.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use kvrelay_core::time::Time;
+use kvrelay_sim::Watch;
+use pyo3::prelude::*;
+
+/// How often a long call looks for Ctrl-C and tells its progress.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+#[expect(clippy::disallowed_methods, reason = "when to look for Ctrl-C decides nothing that a run records")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// Looks for signals and reports progress, at most every [`LOOK_EVERY`].
+pub(crate) struct Doorkeeper {
+    progress: Option<Py<PyAny>>,
+    last_look: Instant,
+    /// What made the call stop: the signal handler's exception, or the callback's.
+    pub(crate) raised: Option<PyErr>,
+}
+
+impl Doorkeeper {
+    /// `progress(arrived, over, seconds)` is called now and then.
+    pub(crate) fn new(progress: Option<Py<PyAny>>) -> Doorkeeper {
+        Doorkeeper { progress, last_look: now(), raised: None }
+    }
+
+    /// Looks if it is time to.
+    pub(crate) fn look(&mut self, arrived: u64, over: u64, at: Time) -> ControlFlow<()> {
+        if self.last_look.elapsed() < LOOK_EVERY {
+            return ControlFlow::Continue(());
+        }
+        self.last_look = now();
+        let looked = Python::attach(|py| {
+            py.check_signals()?;
+            match &self.progress {
+                Some(progress) => progress.call1(py, (arrived, over, at.as_secs_f64())).map(|_| ()),
+                None => Ok(()),
+            }
+        });
+        match looked {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                self.raised = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    }
+}
+
+impl Watch for Doorkeeper {
+    fn look(&mut self, arrived: u64, over: u64, now: Time) -> ControlFlow<()> {
+        Doorkeeper::look(self, arrived, over, now)
+    }
+}

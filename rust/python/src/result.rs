@@ -1,0 +1,206 @@
+//! What a run left behind, as `kvrelay.Result` wraps it: columns and counted numbers.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use kvrelay_core::metrics::{self, Attainment, Distribution, PooledGaps};
+use kvrelay_core::record::{Log, RequestRecord, StepRecord, Verdict};
+use kvrelay_core::request::ClassId;
+use kvrelay_core::time::Time;
+use numpy::PyArray1;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::objectives::slo_to;
+
+/// How many values are defined, their mean, and the asked percentiles.
+type Summary = (u64, Option<f64>, Vec<Option<f64>>);
+
+/// Records of one run, simulated or measured.
+#[pyclass(frozen, module = "kvrelay._core")]
+pub(crate) struct Result {
+    log: Log,
+    class_names: Vec<String>,
+    gaps: OnceLock<PooledGaps>,
+}
+
+/// Whether a record is good; `None` when it is on neither side.
+pub(crate) fn good(record: &RequestRecord) -> Option<bool> {
+    match record.verdict() {
+        Verdict::Good => Some(true),
+        Verdict::Miss => Some(false),
+        Verdict::Out => None,
+    }
+}
+
+impl Result {
+    /// Requests are listed by id.
+    pub(crate) fn new(mut log: Log, class_names: Vec<String>) -> Result {
+        log.requests.sort_by_key(|record| record.id);
+        Result { log, class_names, gaps: OnceLock::new() }
+    }
+
+    fn class(&self, name: Option<&str>) -> Option<ClassId> {
+        let index = self.class_names.iter().position(|known| Some(known.as_str()) == name)?;
+        Some(ClassId(index as u16))
+    }
+
+    fn floats<'py>(
+        &self,
+        py: Python<'py>,
+        value: impl Fn(&RequestRecord) -> Option<f64>,
+    ) -> Bound<'py, PyArray1<f64>> {
+        PyArray1::from_iter(py, self.log.requests.iter().map(|record| value(record).unwrap_or(f64::NAN)))
+    }
+
+    fn ints<'py>(&self, py: Python<'py>, value: impl Fn(&RequestRecord) -> i64) -> Bound<'py, PyArray1<i64>> {
+        PyArray1::from_iter(py, self.log.requests.iter().map(value))
+    }
+
+    fn strings(&self, value: impl Fn(&RequestRecord) -> Option<String>) -> Vec<Option<String>> {
+        self.log.requests.iter().map(value).collect()
+    }
+}
+
+fn seconds(time: Option<Time>) -> Option<f64> {
+    time.map(Time::as_secs_f64)
+}
+
+#[pymethods]
+impl Result {
+    fn __len__(&self) -> usize {
+        self.log.requests.len()
+    }
+
+    /// Names of the SLO classes.
+    #[getter]
+    fn class_names(&self) -> Vec<String> {
+        self.class_names.clone()
+    }
+
+    /// One column a field of the requests' records, in the order of their ids. Seconds; missing
+    /// floats are NaN, missing workers −1, a verdict on neither side −1.
+    fn requests<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let columns = PyDict::new(py);
+        let worker =
+            |worker: Option<kvrelay_core::cluster::WorkerId>| worker.map_or(-1, |worker| i64::from(worker.0));
+        columns.set_item("id", self.ints(py, |r| r.id.0 as i64))?;
+        columns
+            .set_item("slo_class", self.strings(|r| self.class_names.get(usize::from(r.class.0)).cloned()))?;
+        columns.set_item("status", self.strings(|r| Some(r.status.name().to_owned())))?;
+        columns.set_item("reason", self.strings(|r| r.reason.as_deref().map(str::to_owned)))?;
+        columns.set_item("arrival", self.floats(py, |r| Some(r.arrival.as_secs_f64())))?;
+        columns.set_item("prompt_tokens", self.ints(py, |r| i64::from(r.prompt_tokens)))?;
+        columns.set_item("output_tokens", self.ints(py, |r| i64::from(r.output_tokens)))?;
+        columns.set_item("cached_tokens", self.ints(py, |r| i64::from(r.cached_tokens)))?;
+        columns.set_item("prefill_worker", self.ints(py, |r| worker(r.prefill_worker)))?;
+        columns.set_item("decode_worker", self.ints(py, |r| worker(r.decode_worker)))?;
+        columns.set_item("admitted", self.floats(py, |r| seconds(r.admitted)))?;
+        columns.set_item("prefill_start", self.floats(py, |r| seconds(r.prefill_start)))?;
+        columns.set_item("first_token", self.floats(py, |r| seconds(r.first_token)))?;
+        columns.set_item("transfer_start", self.floats(py, |r| seconds(r.transfer_start)))?;
+        columns.set_item("transfer_end", self.floats(py, |r| seconds(r.transfer_end)))?;
+        columns.set_item("decode_start", self.floats(py, |r| seconds(r.decode_start)))?;
+        columns.set_item("last_token", self.floats(py, |r| seconds(r.last_token)))?;
+        columns.set_item("end", self.floats(py, |r| seconds(r.end)))?;
+        columns.set_item("ttft", self.floats(py, |r| r.ttft().map(|ttft| ttft.as_secs_f64())))?;
+        columns.set_item("tpot", self.floats(py, RequestRecord::tpot))?;
+        columns.set_item("e2e", self.floats(py, |r| r.e2e().map(|e2e| e2e.as_secs_f64())))?;
+        columns.set_item("max_gap", self.floats(py, |r| r.max_gap.map(|gap| gap.as_secs_f64())))?;
+        columns.set_item("preemptions", self.ints(py, |r| i64::from(r.preemptions)))?;
+        columns.set_item("good", self.ints(py, |r| good(r).map_or(-1, i64::from)))?;
+        Ok(columns)
+    }
+
+    /// One column a field of the runs' records, in the order of their ends. Seconds.
+    fn steps<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let columns = PyDict::new(py);
+        let ints = |value: fn(&StepRecord) -> i64| PyArray1::from_iter(py, self.log.steps.iter().map(value));
+        let floats =
+            |value: fn(&StepRecord) -> f64| PyArray1::from_iter(py, self.log.steps.iter().map(value));
+        columns.set_item("worker", ints(|s| i64::from(s.worker.0)))?;
+        columns.set_item("start", floats(|s| s.start.as_secs_f64()))?;
+        columns.set_item("end", floats(|s| s.end.as_secs_f64()))?;
+        columns.set_item("steps", ints(|s| i64::from(s.steps)))?;
+        columns.set_item("num_prefill", ints(|s| i64::from(s.shape.num_prefill)))?;
+        columns.set_item("prefill_tokens", ints(|s| s.shape.prefill_tokens as i64))?;
+        columns.set_item("num_decode", ints(|s| i64::from(s.shape.num_decode)))?;
+        columns.set_item("decode_context", ints(|s| s.shape.decode_context as i64))?;
+        columns.set_item("emitted", ints(|s| s.emitted as i64))?;
+        columns.set_item("held_blocks", ints(|s| i64::from(s.held_blocks)))?;
+        Ok(columns)
+    }
+
+    /// Good, offered, out, and out for want of an SLO; of one class or of all.
+    #[pyo3(signature = (class_name=None))]
+    fn counts(&self, class_name: Option<&str>) -> (u64, u64, u64, u64) {
+        let counts = Attainment::of(&self.log.requests, self.class(class_name));
+        (counts.good, counts.offered, counts.out, counts.without_slo)
+    }
+
+    /// Seconds from the first arrival to the last counted event.
+    #[getter]
+    fn makespan(&self) -> Option<f64> {
+        metrics::makespan(&self.log.requests)
+    }
+
+    /// Good requests per second of makespan.
+    #[getter]
+    fn goodput(&self) -> Option<f64> {
+        metrics::goodput(&self.log.requests)
+    }
+
+    /// Finished requests and their output tokens per second of makespan.
+    #[getter]
+    fn throughput(&self) -> Option<(f64, f64)> {
+        metrics::throughput(&self.log.requests)
+    }
+
+    /// Per metric (ttft, held, queue, prefill, tpot, e2e, max_gap, itl): count, mean and the asked
+    /// percentiles of the values that are defined, in seconds.
+    #[pyo3(signature = (percents, class_name=None))]
+    fn distributions(
+        &self,
+        percents: Vec<f64>,
+        class_name: Option<&str>,
+    ) -> BTreeMap<&'static str, Summary> {
+        let class = self.class(class_name);
+        let records =
+            || self.log.requests.iter().filter(|record| class.is_none_or(|class| record.class == class));
+        type Metric = (&'static str, fn(&RequestRecord) -> Option<f64>);
+        let metrics: [Metric; 9] = [
+            ("ttft", |r| r.ttft().map(|value| value.as_secs_f64())),
+            ("held", |r| r.held().map(|value| value.as_secs_f64())),
+            ("queue", |r| r.queue().map(|value| value.as_secs_f64())),
+            ("prefill", |r| r.prefill().map(|value| value.as_secs_f64())),
+            ("tpot", RequestRecord::tpot),
+            ("e2e", |r| r.e2e().map(|value| value.as_secs_f64())),
+            ("max_gap", |r| r.max_gap.map(|value| value.as_secs_f64())),
+            ("waiting_for_room", |r| Some((r.transfer_start? - r.first_token?).as_secs_f64())),
+            ("transfer", |r| Some((r.transfer_end? - r.transfer_start?).as_secs_f64())),
+        ];
+        let mut all: BTreeMap<_, _> = metrics
+            .into_iter()
+            .map(|(name, value)| {
+                let values = Distribution::new(records().filter_map(value));
+                let percentiles = percents.iter().map(|percent| values.percentile(*percent)).collect();
+                (name, (values.count() as u64, values.mean(), percentiles))
+            })
+            .collect();
+        if class.is_none() {
+            let gaps = self.gaps.get_or_init(|| PooledGaps::new(&self.log.gaps));
+            let percentiles = match gaps.percentiles(&percents) {
+                Some(values) => values.into_iter().map(Some).collect(),
+                None => vec![None; percents.len()],
+            };
+            all.insert("itl", (gaps.count(), gaps.mean(), percentiles));
+        }
+        all
+    }
+
+    /// The objectives of request `id`; `None` if there is no such request.
+    fn slo(&self, py: Python<'_>, id: u64) -> PyResult<Option<Py<PyAny>>> {
+        let found = self.log.requests.binary_search_by_key(&id, |record| record.id.0).ok();
+        found.map(|index| slo_to(py, &self.log.requests[index].slo)).transpose()
+    }
+}

@@ -1,0 +1,55 @@
+//! Simulations, and the search over them.
+
+use kvrelay_core::time::Time;
+use kvrelay_sim::search::{Bisection, max_rate};
+use kvrelay_sim::{Options, SimError};
+use pyo3::prelude::*;
+
+use crate::cluster::Cluster;
+use crate::door::Doorkeeper;
+use crate::result::Result;
+use crate::workload::Workload;
+use crate::{error, policy};
+
+/// Runs a workload through a simulated cluster. The loop stays on the calling thread, without the
+/// GIL but for a Python policy's calls; `progress(arrived, over, seconds)` is called now and then.
+#[pyfunction]
+#[pyo3(signature = (workload, cluster, policy_object, belief, seed, oracle, until, single_steps, progress))]
+pub(crate) fn simulate(
+    py: Python<'_>,
+    workload: &Workload,
+    cluster: &Cluster,
+    policy_object: &Bound<'_, PyAny>,
+    belief: Option<&str>,
+    seed: u64,
+    oracle: bool,
+    until: Option<f64>,
+    single_steps: bool,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Result> {
+    let policy = policy::policy_from(policy_object)?;
+    let mut sim = cluster.sim.clone();
+    sim.belief = belief.map(|name| cluster.belief(py, name)).transpose()?;
+    if let Some(until) = until.filter(|until| !(*until >= 0.0 && until.is_finite())) {
+        return Err(error::config(py, format!("until is {until} s; it must be at least 0 and finite")));
+    }
+    let options =
+        Options { seed, oracle, single_steps, until: until.map(Time::from_secs_f64), ..Options::default() };
+    let mut source = workload.0.source();
+    let mut doorkeeper = Doorkeeper::new(progress);
+    let ended = py.detach(|| kvrelay_sim::simulate(&sim, &mut source, policy, &options, &mut doorkeeper));
+    match (ended, doorkeeper.raised) {
+        (Err(SimError::Interrupted), Some(raised)) => Err(raised),
+        (Err(error), _) => Err(error::simulation(py, error)),
+        (Ok(simulation), _) => Ok(Result::new(simulation.log, workload.0.class_names.clone())),
+    }
+}
+
+/// Bisects for the largest rate at which `attains(rate)` is true: `(low, high)`, the largest tried
+/// rate that attains and the smallest that does not.
+#[pyfunction]
+pub(crate) fn bisect_rate(attains: &Bound<'_, PyAny>, start: f64, tolerance: f64) -> PyResult<(f64, f64)> {
+    let search = Bisection { start, tolerance, ..Bisection::default() };
+    let found = max_rate(search, |rate| attains.call1((rate,))?.extract::<bool>())?;
+    Ok((found.low, found.high))
+}

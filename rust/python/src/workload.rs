@@ -1,0 +1,264 @@
+//! Workloads, as `kvrelay.Workload` wraps them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kvrelay_core::request::{ClassId, PromptContent};
+use kvrelay_core::time::Nanos;
+use kvrelay_workload::arrivals::Process;
+use kvrelay_workload::preset::Preset;
+use kvrelay_workload::trace::{Format, TimeUnit, TraceOptions};
+use kvrelay_workload::workload::Synthetic;
+use kvrelay_workload::{Class, LengthPair, Lengths, Record};
+use numpy::PyArray1;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error;
+use crate::objectives::{slo_from, slo_to};
+
+/// Arrivals in time order, with their SLO classes.
+#[pyclass(frozen, module = "kvrelay._core")]
+pub(crate) struct Workload(pub(crate) Arc<kvrelay_workload::Workload>);
+
+/// What a class of requests shares, as Python gives it: name, SLO, priority, max_tokens.
+#[derive(FromPyObject)]
+struct ClassSpec<'py>(String, Option<Bound<'py, PyAny>>, i32, Option<u32>);
+
+impl ClassSpec<'_> {
+    fn build(self) -> PyResult<Class> {
+        Ok(Class { name: self.0, slo: slo_from(self.1.as_ref())?, priority: self.2, max_tokens: self.3 })
+    }
+}
+
+/// Lengths, as Python gives them: a number, or the name of a law and its parameters.
+#[derive(FromPyObject)]
+enum LengthSpec {
+    Constant(i64),
+    Law(String, Vec<f64>),
+}
+
+impl LengthSpec {
+    fn build(&self, py: Python<'_>) -> PyResult<Lengths> {
+        let built = match self {
+            LengthSpec::Constant(length) => Lengths::constant(*length),
+            LengthSpec::Law(law, parameters) => match (law.as_str(), parameters.as_slice()) {
+                ("lognormal", [mean, std]) => Lengths::lognormal(*mean, *std),
+                ("lognormal_percentiles", [median, p90]) => {
+                    Lengths::lognormal_from_percentiles(*median, *p90)
+                }
+                ("uniform", [low, high]) => Lengths::uniform(*low as i64, *high as i64),
+                ("empirical", quantiles) => Lengths::empirical(quantiles),
+                _ => {
+                    return Err(error::config(
+                        py,
+                        format!("lengths {law:?} with {} parameters", parameters.len()),
+                    ));
+                }
+            },
+        };
+        built.map_err(|error| error::workload(py, &error))
+    }
+}
+
+/// One request of a list: arrival in seconds, prompt and output tokens, class index, and where they
+/// are its own: max_tokens, priority, hash ids with the tokens each stands for.
+#[derive(FromPyObject)]
+struct RecordSpec(f64, i64, i64, u16, Option<u32>, Option<i32>, Option<(Vec<u64>, u32)>);
+
+impl RecordSpec {
+    fn build(self, py: Python<'_>, index: usize) -> PyResult<Record> {
+        let record =
+            Record::checked(index, self.0, self.1, self.2).map_err(|error| error::workload(py, &error))?;
+        let content = self.6.map_or(PromptContent::Unique, |(ids, tokens_per_id)| PromptContent::HashIds {
+            ids: ids.into(),
+            tokens_per_id: tokens_per_id.max(1),
+        });
+        Ok(Record { class: ClassId(self.3), max_tokens: self.4, priority: self.5, content, ..record })
+    }
+}
+
+fn wrap(
+    py: Python<'_>,
+    made: Result<kvrelay_workload::Workload, kvrelay_workload::WorkloadError>,
+) -> PyResult<Workload> {
+    made.map(|workload| Workload(Arc::new(workload))).map_err(|error| error::workload(py, &error))
+}
+
+#[pymethods]
+impl Workload {
+    /// Requests that arrive by a process: `"poisson"`, `"gamma"` (with `cv`) or `"fixed"`.
+    #[staticmethod]
+    #[pyo3(signature = (process, rate, cv, num_requests, prompt, output, spearman, class_spec, seed))]
+    fn synthetic(
+        py: Python<'_>,
+        process: &str,
+        rate: f64,
+        cv: Option<f64>,
+        num_requests: usize,
+        prompt: LengthSpec,
+        output: LengthSpec,
+        spearman: Option<f64>,
+        class_spec: ClassSpec<'_>,
+        seed: u64,
+    ) -> PyResult<Workload> {
+        let process = match (process, cv) {
+            ("poisson", None) => Process::Poisson,
+            ("gamma", Some(cv)) => Process::Gamma { cv },
+            ("fixed", None) => Process::Fixed,
+            _ => return Err(error::config(py, format!("process {process:?} with cv {cv:?}"))),
+        };
+        let (prompt, output) = (prompt.build(py)?, output.build(py)?);
+        let lengths = match spearman {
+            None => LengthPair::independent(prompt, output),
+            Some(spearman) => LengthPair::correlated(prompt, output, spearman)
+                .map_err(|error| error::workload(py, &error))?,
+        };
+        let what = Synthetic { num_requests, lengths, class: class_spec.build()?, seed };
+        wrap(py, kvrelay_workload::Workload::synthetic(process, rate, &what))
+    }
+
+    /// Requests like those of a published workload.
+    #[staticmethod]
+    #[pyo3(signature = (name, rate, num_requests, class_spec, seed))]
+    fn preset(
+        py: Python<'_>,
+        name: &str,
+        rate: Option<f64>,
+        num_requests: usize,
+        class_spec: ClassSpec<'_>,
+        seed: u64,
+    ) -> PyResult<Workload> {
+        let class = class_spec.build()?;
+        wrap(py, kvrelay_workload::Workload::preset(name, rate, num_requests, class, seed))
+    }
+
+    /// The requests of a trace file.
+    #[staticmethod]
+    #[pyo3(signature = (path, format, unit, limit, slot, rate, class_spec, seed))]
+    fn from_trace(
+        py: Python<'_>,
+        path: PathBuf,
+        format: Option<&str>,
+        unit: Option<&str>,
+        limit: Option<usize>,
+        slot: Option<f64>,
+        rate: Option<f64>,
+        class_spec: ClassSpec<'_>,
+        seed: u64,
+    ) -> PyResult<Workload> {
+        let unknown = |error: kvrelay_core::latency::names::UnknownName| error::config(py, error);
+        let options = TraceOptions {
+            format: format.map(Format::named).transpose().map_err(unknown)?,
+            unit: unit.map(TimeUnit::named).transpose().map_err(unknown)?,
+            limit,
+            slot: slot.map(Nanos::from_secs_f64),
+        };
+        let class = class_spec.build()?;
+        let made = py.detach(|| kvrelay_workload::Workload::from_trace(&path, &options, rate, class, seed));
+        wrap(py, made)
+    }
+
+    /// The requests of a list, with the classes they name by index.
+    #[staticmethod]
+    fn from_records(
+        py: Python<'_>,
+        records: Vec<RecordSpec>,
+        classes: Vec<ClassSpec<'_>>,
+        seed: u64,
+    ) -> PyResult<Workload> {
+        let built = records.into_iter().enumerate().map(|(index, record)| record.build(py, index));
+        let records = built.collect::<PyResult<Vec<_>>>()?;
+        let classes = classes.into_iter().map(ClassSpec::build).collect::<PyResult<Vec<_>>>()?;
+        wrap(py, kvrelay_workload::Workload::from_records(records, classes, seed))
+    }
+
+    /// All of them at once.
+    #[staticmethod]
+    fn merge(py: Python<'_>, workloads: Vec<PyRef<'_, Workload>>) -> PyResult<Workload> {
+        let parts: Vec<_> = workloads.iter().map(|workload| (*workload.0).clone()).collect();
+        wrap(py, kvrelay_workload::Workload::merge(&parts))
+    }
+
+    /// The same arrivals at another rate.
+    fn at_rate(&self, py: Python<'_>, rate: f64) -> PyResult<Workload> {
+        wrap(py, self.0.at_rate(rate))
+    }
+
+    /// The same arrivals with lengths divided.
+    fn scaled_lengths(&self, py: Python<'_>, divide: u32) -> PyResult<Workload> {
+        wrap(py, self.0.scaled_lengths(divide))
+    }
+
+    /// Arrivals per second; `None` when all arrive at once.
+    #[getter]
+    fn rate(&self) -> Option<f64> {
+        self.0.rate()
+    }
+
+    /// From first to last arrival, in seconds.
+    #[getter]
+    fn span(&self) -> f64 {
+        self.0.span().as_secs_f64()
+    }
+
+    /// What it is, in a line.
+    #[getter]
+    fn description(&self) -> &str {
+        &self.0.description
+    }
+
+    /// The seed of everything made up in it.
+    #[getter]
+    fn seed(&self) -> u64 {
+        self.0.seed
+    }
+
+    /// What was noticed and put right, or may surprise.
+    #[getter]
+    fn warnings(&self) -> Vec<String> {
+        self.0.warnings.clone()
+    }
+
+    /// Per class: name, SLO, priority.
+    #[getter]
+    fn classes(&self, py: Python<'_>) -> PyResult<Vec<(String, Py<PyAny>, i32)>> {
+        let class = |class: &Class| Ok((class.name.clone(), slo_to(py, &class.slo)?, class.priority));
+        self.0.classes().iter().map(class).collect()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.arrivals.len()
+    }
+
+    /// Columns of equal length: arrival (s), prompt_tokens, output_tokens, max_tokens, slo_class
+    /// (an index), priority.
+    fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let columns = PyDict::new(py);
+        let arrivals = &self.0.arrivals;
+        columns.set_item("arrival", PyArray1::from_iter(py, arrivals.iter().map(|a| a.at.as_secs_f64())))?;
+        columns.set_item(
+            "prompt_tokens",
+            PyArray1::from_iter(py, arrivals.iter().map(|a| i64::from(a.prompt_tokens))),
+        )?;
+        columns.set_item(
+            "output_tokens",
+            PyArray1::from_iter(py, arrivals.iter().map(|a| i64::from(a.output_tokens))),
+        )?;
+        columns.set_item(
+            "max_tokens",
+            PyArray1::from_iter(py, arrivals.iter().map(|a| i64::from(a.max_tokens))),
+        )?;
+        columns
+            .set_item("slo_class", PyArray1::from_iter(py, arrivals.iter().map(|a| i64::from(a.class.0))))?;
+        columns
+            .set_item("priority", PyArray1::from_iter(py, arrivals.iter().map(|a| i64::from(a.priority))))?;
+        Ok(columns)
+    }
+}
+
+/// Names of the published workloads.
+#[pyfunction]
+pub(crate) fn preset_names() -> Vec<&'static str> {
+    Preset::names().collect()
+}
