@@ -44,8 +44,12 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`.
     pub fn from_file(path: &Path) -> Result<Self, ModelError> {
         let json = std::fs::read(path).map_err(|e| ModelError::io(path, e))?;
-        let inner = tokenizers::Tokenizer::from_bytes(&json)
+        let mut inner = tokenizers::Tokenizer::from_bytes(&json)
             .map_err(|e| ModelError::field(path, "tokenizer", "a tokenizer.json", e))?;
+        // A prompt is neither cut nor filled up behind its user's back.
+        let no_truncation = inner.with_truncation(None).map(|_| ());
+        no_truncation.map_err(|e| ModelError::field(path, "truncation", "none", e))?;
+        inner.with_padding(None);
         let decoder = serde_json::to_value(inner.get_decoder()).unwrap_or(Value::Null);
         let decoder = Decoder::from_json(path, &decoder)?;
         Self::new(inner, decoder, None, false)
@@ -63,6 +67,9 @@ impl Tokenizer {
                 model,
                 "gpt2 (byte-level BPE)",
             ));
+        }
+        if gguf.boolean("tokenizer.ggml.add_eos_token")? == Some(true) {
+            return Err(ModelError::unsupported(&path, "tokenizer.ggml.add_eos_token", true, "false"));
         }
         let pre = required("tokenizer.ggml.pre")?;
         let (pre_tokenizer, ignore_merges) = pre_tokenizer(&path, pre)?;

@@ -128,7 +128,9 @@ fn settings_that_change_the_computation_are_refused_by_name() {
 #[test]
 fn gguf_settings_are_refused_by_name() {
     type Change = fn(&mut kvrelay_model::testing::GgufWriter);
-    let cases: [(&str, Change); 5] = [
+    let cases: [(&str, Change); 7] = [
+        ("add_eos_token", |f| f.boolean("tokenizer.ggml.add_eos_token", true)),
+        ("general.alignment", |f| f.u32("general.alignment", 24)),
         ("yarn", |f| f.string("llama.rope.scaling.type", "yarn")),
         ("llama.expert_count", |f| f.u32("llama.expert_count", 8)),
         ("llama.attention.sliding_window", |f| f.u32("llama.attention.sliding_window", 128)),
@@ -182,4 +184,23 @@ fn a_tied_embedding_is_counted_once() {
     assert_ne!(tied.digest(), untied.digest());
     assert_eq!(untied.digest(), TinyLlama::default().model().digest());
     assert_ne!(untied.digest(), TinyLlama { seed: 1, ..TinyLlama::default() }.model().digest());
+}
+
+/// A tokenizer file may ask for truncation and padding; a prompt is left as it is.
+#[test]
+fn prompts_are_not_cut_or_filled_up() {
+    let folder = tempfile::tempdir().unwrap();
+    TinyLlama::default().write_hf(folder.path()).unwrap();
+    let plain = load(folder.path()).unwrap().tokenizer().encode("the end and 42", true).unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    json["truncation"] =
+        json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+    json["padding"] = json!({
+        "strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "<|endoftext|>",
+    });
+    std::fs::write(&path, json.to_string()).unwrap();
+    assert_eq!(load(folder.path()).unwrap().tokenizer().encode("the end and 42", true).unwrap(), plain);
+    assert!(plain.len() > 2 && plain.len() < 64);
 }

@@ -99,18 +99,28 @@ impl CpuBackend {
         let (queue, steps) = sync_channel::<StepBuffer>(depth);
         let (finished, done) = sync_channel(depth);
         let progress = Arc::new(Progress::default());
+        let (started, start) = sync_channel(1);
         let leader = {
             let (config, limits) = (config.clone(), limits.clone());
             let (weights, pool, progress) = (weights.clone(), pool.clone(), progress.clone());
             std::thread::Builder::new().name("kvrelay-cpu-0".into()).spawn(move || {
                 let _end = StopOnDrop(progress.clone());
                 match Forward::new(weights, pool, &limits, config.threads, &config.cores) {
-                    Ok(forward) => lead(forward, &steps, &finished, &progress),
-                    Err(error) => eprintln!("kvrelay: cannot start a CPU worker's threads: {error}"),
+                    Ok(forward) => {
+                        // `new` waits for this, so someone listens.
+                        let _ = started.send(Ok(()));
+                        lead(forward, &steps, &finished, &progress);
+                    }
+                    Err(error) => drop(started.send(Err(error))),
                 }
             })
         };
         let leader = leader.map_err(|error| BackendError::Stopped(error.to_string()))?;
+        match start.recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(BackendError::Stopped(error.to_string())),
+            Err(_) => return Err(BackendError::Stopped("its thread ended before it began".into())),
+        }
         Ok(Self {
             name: format!("cpu ({:?}, {})", weights.tier, weights.isa.name()).to_lowercase(),
             vocab_size: weights.config.vocab_size,
