@@ -165,7 +165,7 @@ fn check(weights: &Arc<CpuWeights>, case: &Case) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn logits_depend_on_the_row_alone(case in cases(), quantised: bool) {

@@ -150,6 +150,21 @@ fn alignment_and_version_are_checked() {
     );
 }
 
+/// A tokenizer that would be read wrongly is refused by its name.
+#[test]
+fn unknown_tokenizers_are_refused_by_name() {
+    let bytes = TinyLlama::default().gguf().finish();
+    for (from, to, key) in
+        [("smollm", "sm0llm", "tokenizer.ggml.pre"), ("gpt2", "bert", "tokenizer.ggml.model")]
+    {
+        let mut bytes = bytes.clone();
+        let at = bytes.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        let error = load(&bytes).unwrap_err();
+        assert!(error.contains(key) && error.contains(to), "{error}");
+    }
+}
+
 /// Whole models, cut at every byte of the header's beginning and at steps through the rest.
 #[test]
 fn a_truncated_model_is_an_error() {
@@ -161,7 +176,7 @@ fn a_truncated_model_is_an_error() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Any damage gives a model or an error, never a panic.
     #[test]
