@@ -38,10 +38,19 @@ impl Attainment {
     }
 }
 
-/// First arrival to the last counted event, in seconds: the last token, refusal or failure.
+/// First arrival to the last counted event, in seconds. Tokens count, and the ends of requests that
+/// finished, were refused, failed, or missed an objective; a client that goes away or a run that ends
+/// does not, or whoever waits longest before hanging up would lower everybody's goodput.
 pub fn makespan(requests: &[RequestRecord]) -> Option<f64> {
     let first = requests.iter().map(|record| record.arrival).min()?;
-    let last: Time = requests.iter().filter_map(|record| record.end.or(record.last_token)).max()?;
+    let counted = |record: &RequestRecord| match record.status {
+        Status::Finished | Status::Refused | Status::Failed => record.end.or(record.last_token),
+        Status::Live | Status::Cancelled | Status::CutOff => {
+            let missed = record.verdict() == Verdict::Miss;
+            record.end.filter(|_| missed).or(record.last_token)
+        }
+    };
+    let last: Time = requests.iter().filter_map(counted).max()?;
     Some(last.saturating_since(first).as_secs_f64())
 }
 

@@ -15,7 +15,7 @@ pub enum Status {
     Live,
     /// All its tokens were produced.
     Finished,
-    /// Turned away before its first token, with a reason.
+    /// Turned away or dropped by the policy, with a reason.
     Refused,
     /// Something broke.
     Failed,
@@ -91,9 +91,9 @@ pub struct RequestRecord {
     pub prefill_start: Option<Time>,
     /// Its first token was emitted.
     pub first_token: Option<Time>,
-    /// Its KV transfer started.
+    /// Its first KV transfer started.
     pub transfer_start: Option<Time>,
-    /// Its KV transfer ended.
+    /// It ended, or the one that took its place when its destination was lost.
     pub transfer_end: Option<Time>,
     /// The first step that decoded it started.
     pub decode_start: Option<Time>,
@@ -118,6 +118,11 @@ pub enum Verdict {
     Miss,
     /// On neither side: no objective, or its end says nothing.
     Out,
+}
+
+/// From one milestone to a later one; missing where a lost worker made the later one come first.
+fn in_order(earlier: Time, later: Time) -> Option<Nanos> {
+    (earlier <= later).then(|| later - earlier)
 }
 
 impl RequestRecord {
@@ -183,6 +188,25 @@ impl RequestRecord {
         Some(self.first_token? - self.prefill_start?)
     }
 
+    /// First token to the start of its KV transfer: waiting for room at a decode worker. Missing
+    /// where it decodes at the worker that prefilled it.
+    pub fn awaiting_room(&self) -> Option<Nanos> {
+        in_order(self.first_token?, self.transfer_start?)
+    }
+
+    /// Start to end of its KV transfer.
+    pub fn transfer(&self) -> Option<Nanos> {
+        in_order(self.transfer_start?, self.transfer_end?)
+    }
+
+    /// End of its KV transfer (its first token, where there is none) to the first step that decodes
+    /// it. With [`awaiting_room`](Self::awaiting_room) and [`transfer`](Self::transfer) it makes up
+    /// the time from the first token to the start of decode exactly.
+    pub fn decode_queue(&self) -> Option<Nanos> {
+        let since = if self.transfer_start.is_some() { self.transfer_end? } else { self.first_token? };
+        in_order(since, self.decode_start?)
+    }
+
     /// Whether the objectives that tokens so far decide were missed, seen from `at`: a later
     /// finish cannot mend any of these.
     fn missed_by(&self, at: Time) -> bool {
@@ -207,6 +231,13 @@ impl RequestRecord {
             || gap_open
             || gap_closed
             || self.late_token
+            || self.next_token_late(at)
+    }
+
+    /// Whether a token that is still to come was due before `at`.
+    fn next_token_late(&self, at: Time) -> bool {
+        let to_come = self.status != Status::Finished && self.output_tokens < self.max_tokens;
+        to_come && self.slo.token_deadline(self.arrival, self.output_tokens).is_some_and(|due| at > due)
     }
 
     /// Mean TPOT within its objective; true when it is undefined. Compared in whole nanoseconds
@@ -356,6 +387,23 @@ mod tests {
             ..record(slo(50, 10))
         };
         assert_eq!(stalled.verdict(), Verdict::Miss, "three gaps of 10 cannot end at 141");
+    }
+
+    #[test]
+    fn a_token_that_is_overdue_at_the_end_was_missed() {
+        // Token i is due at 150 + 10 i. Two came in time; the third is not there yet.
+        let slo = Slo { token_deadlines: true, ..slo(50, 10) };
+        let cut = |end| RequestRecord {
+            status: Status::CutOff,
+            output_tokens: 2,
+            first_token: Some(Time(145)),
+            last_token: Some(Time(155)),
+            end: Some(Time(end)),
+            ..record(slo)
+        };
+        assert_eq!([170, 171].map(|end| cut(end).verdict()), [Verdict::Out, Verdict::Miss]);
+        let complete = RequestRecord { max_tokens: 2, ..cut(155) };
+        assert_eq!(complete.verdict(), Verdict::Out, "no third one was to come");
     }
 
     #[test]

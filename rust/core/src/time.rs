@@ -38,6 +38,11 @@ impl Time {
         self.0 as f64 * 1e-9
     }
 
+    /// Picoseconds since the start.
+    pub fn as_picos(self) -> Picos {
+        Picos(self.0.saturating_mul(PICOS_PER_NANO))
+    }
+
     /// How long after `earlier` this is, or zero if it is before.
     pub fn saturating_since(self, earlier: Time) -> Nanos {
         Nanos(self.0.saturating_sub(earlier.0))
@@ -151,7 +156,7 @@ impl PicoClock {
     /// fraction of a nanosecond is kept), otherwise from `now`.
     pub fn start(&mut self, now: Time) -> Picos {
         if self.time() != now {
-            self.at = Picos(now.0.saturating_mul(PICOS_PER_NANO));
+            self.at = now.as_picos();
         }
         self.at
     }

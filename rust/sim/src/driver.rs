@@ -250,7 +250,8 @@ pub fn simulate(
         scheduler.check_idle()?;
     }
     let end = options.until.unwrap_or(now);
-    Ok(Simulation { log: scheduler.into_log(end), end, num_instants })
+    let under_way = driver.under_way(end);
+    Ok(Simulation { log: scheduler.into_log(end, &under_way), end, num_instants })
 }
 
 impl<'a> Driver<'a> {
@@ -320,12 +321,18 @@ impl<'a> Driver<'a> {
     }
 
     fn run_ends(&mut self, id: WorkerId, version: u64, events: &mut Vec<Event>) {
-        let worker = &mut self.workers[id.index()];
-        if worker.version != version {
+        if self.workers[id.index()].version != version {
             return;
         }
         let Some(run) = self.runs.lock()[id.index()].take() else { return };
-        run.finish(&mut worker.clock);
+        let seq = run.seq;
+        events.push(Event::Done(self.done(id, run)));
+        events.push(Event::Ready { worker: id, seq });
+    }
+
+    /// What a run has yielded, now that it is over.
+    fn done(&mut self, id: WorkerId, run: SimRun) -> Done {
+        run.finish(&mut self.workers[id.index()].clock);
         let steps = run.steps();
         let mut emitted = Vec::with_capacity(run.rows.len());
         let mut ended = Vec::new();
@@ -343,9 +350,17 @@ impl<'a> Driver<'a> {
             }
             emitted.push(count);
         }
-        let seq = run.seq;
-        events.push(Event::Done(Done { worker: id, seq, stretches: run.stretches, emitted, ended }));
-        events.push(Event::Ready { worker: id, seq });
+        Done { worker: id, seq: run.seq, stretches: run.stretches, emitted, ended }
+    }
+
+    /// The steps that ended at or before `at` of the runs still in progress then.
+    fn under_way(&mut self, at: Time) -> Vec<Done> {
+        let runs = std::mem::take(&mut *self.runs.lock());
+        let started = |(index, run): (usize, Option<SimRun>)| {
+            let run = run?.up_to(at)?;
+            Some(self.done(WorkerId(index as u32), run))
+        };
+        runs.into_iter().enumerate().filter_map(started).collect()
     }
 
     fn inject(&mut self, now: Time, injection: Injection, events: &mut Vec<Event>) {

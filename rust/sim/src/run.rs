@@ -85,6 +85,13 @@ impl SimRun {
         self.truncate(if at_border { done } else { done + 1 });
     }
 
+    /// The part whose steps ended at or before `at`, if there is any.
+    pub(crate) fn up_to(mut self, at: Time) -> Option<SimRun> {
+        let (done, _) = self.steps_done(at);
+        self.truncate(done);
+        (done > 0).then_some(self)
+    }
+
     fn truncate(&mut self, mut steps: u32) {
         self.stretches.retain_mut(|stretch| {
             stretch.steps = stretch.steps.min(steps);

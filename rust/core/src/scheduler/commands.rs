@@ -1,7 +1,7 @@
 //! Admission and placement: asking, validating, committing. Cancellation, roles, lost workers.
 
 use super::Scheduler;
-use super::live::{Kv, Phase};
+use super::live::{Ending, Kv, Phase};
 use super::state::State;
 use super::worker::Worker;
 use crate::cluster::{Role, WorkerId};
@@ -231,19 +231,11 @@ impl State {
         reason: Option<String>,
         actions: &mut Vec<Action>,
     ) {
-        self.close(id, status, reason);
         let mut live = self.requests.remove(id).expect("a request ends once");
+        self.log.requests.push(live.over(Ending { status, reason, at: self.now }));
         self.release(live.kv.take());
         self.release(live.incoming.take());
         actions.push(if status == Status::Refused { Action::Refuse(id) } else { Action::Finish(id) });
-    }
-
-    fn close(&mut self, id: RequestId, status: Status, reason: Option<String>) {
-        let mut record = self.requests[id].record.clone();
-        record.status = status;
-        record.reason = reason.map(String::into_boxed_str);
-        record.end = Some(self.now);
-        self.log.requests.push(record);
     }
 
     /// Takes a request out of whatever list its phase keeps it in.
@@ -284,9 +276,10 @@ impl State {
         if !self.requests[id].in_run {
             return self.end(id, status, reason, actions);
         }
-        self.close(id, status, reason);
+        let at = self.now;
         let live = &mut self.requests[id];
         live.enter(Phase::Draining);
+        live.ending = Some(Ending { status, reason, at });
         let worker = live.kv.as_ref().map(|kv| kv.worker).expect("a request in a run has KV");
         let incoming = live.incoming.take();
         self.release(incoming);
@@ -295,7 +288,9 @@ impl State {
 
     /// A draining request's run is over.
     pub(super) fn drained(&mut self, id: RequestId, actions: &mut Vec<Action>) {
-        let live = self.requests.remove(id).expect("a draining request is live");
+        let mut live = self.requests.remove(id).expect("a draining request is live");
+        let ending = live.ending.take().expect("a draining request has ended");
+        self.log.requests.push(live.over(ending));
         self.release(live.kv);
         actions.push(Action::Finish(id));
     }
@@ -370,7 +365,12 @@ impl State {
         let mut delivered = Vec::new();
         for row in rows {
             self.requests[row.request].in_run = false;
-            if self.requests[row.request].phase() == Phase::Draining {
+            if let Some(ending) = &self.requests[row.request].ending {
+                // The run was cut when the request ended: what was delivered, was so before.
+                let until = ending.at;
+                if row.decode {
+                    self.emit_unseen(row.request, steps_delivered, until);
+                }
                 self.drained(row.request, actions);
             } else if row.decode && steps_delivered > 0 {
                 delivered.push(row.request);
@@ -407,10 +407,9 @@ impl State {
 
     fn credit_delivered(&mut self, id: RequestId, tokens: u32, now: Time, actions: &mut Vec<Action>) {
         let live = &mut self.requests[id];
-        live.generated += tokens.min(live.remaining());
-        live.record.output_tokens = live.generated;
-        live.record.last_token = Some(now);
-        if live.remaining() == 0 {
+        let tokens = tokens.min(live.remaining());
+        self.emit_unseen(id, tokens, now);
+        if self.requests[id].remaining() == 0 {
             self.unlist(id, actions);
             self.end(id, Status::Finished, Some("length".to_owned()), actions);
         }

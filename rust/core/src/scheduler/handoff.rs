@@ -152,7 +152,7 @@ impl State {
         live.incoming = Some(incoming);
         live.decode_at = Some(to);
         live.record.decode_worker = Some(to);
-        live.record.transfer_start = Some(self.now);
+        live.record.transfer_start.get_or_insert(self.now);
         live.enter(Phase::Transferring(transfer));
         self.workers[from.index()].pool.pin(&sources, Holder::Transfer);
         let target = self.worker(to);
@@ -195,7 +195,7 @@ impl State {
         let Some(transfer) = self.settle(id, true) else { return };
         let Some(request) = transfer.request else { return };
         let live = &mut self.requests[request];
-        live.record.transfer_end = Some(self.now);
+        live.record.transfer_end.get_or_insert(self.now);
         let source = live.kv.take();
         let computed = source.as_ref().map_or(0, |kv| kv.computed);
         let mut kv = live.incoming.take().expect("a transferring request has a destination");

@@ -3,7 +3,7 @@
 use crate::cluster::WorkerId;
 use crate::event::TransferId;
 use crate::kv::BlockId;
-use crate::record::RequestRecord;
+use crate::record::{RequestRecord, Status};
 use crate::request::{Request, RequestId};
 use crate::time::{Picos, Time};
 
@@ -48,6 +48,15 @@ impl Phase {
     }
 }
 
+/// How a draining request ended; its record is closed when its run is over, with the tokens that
+/// had been emitted by then.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending {
+    pub(crate) status: Status,
+    pub(crate) reason: Option<String>,
+    pub(crate) at: Time,
+}
+
 /// KV of a request at one worker.
 #[derive(Clone, Debug)]
 pub(crate) struct Kv {
@@ -76,6 +85,8 @@ pub(crate) struct Live {
     pub(crate) demoted: bool,
     /// Whether a run that holds it is outstanding.
     pub(crate) in_run: bool,
+    /// Set while it drains.
+    pub(crate) ending: Option<Ending>,
 }
 
 impl Live {
@@ -91,6 +102,7 @@ impl Live {
             last_emit: None,
             demoted: false,
             in_run: false,
+            ending: None,
         }
     }
 
@@ -124,6 +136,13 @@ impl Live {
     /// Tokens still to compute before the next token is yielded: 1 while it decodes.
     pub(crate) fn pending(&self) -> u32 {
         self.target() - self.computed()
+    }
+
+    /// Its record, now that it is over.
+    pub(crate) fn over(&self, ending: Ending) -> RequestRecord {
+        let Ending { status, reason, at } = ending;
+        let reason = reason.map(String::into_boxed_str);
+        RequestRecord { status, reason, end: Some(at), ..self.record.clone() }
     }
 
     /// Tokens it may still yield.
@@ -178,6 +197,11 @@ impl Table {
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// All that are live, in order.
+    pub(crate) fn into_live(self) -> impl Iterator<Item = Box<Live>> {
+        self.slots.into_iter().flatten()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Live> {

@@ -14,13 +14,13 @@ pub(crate) mod state;
 pub(crate) mod worker;
 
 use crate::cluster::WorkerId;
-use crate::event::{Action, Event, Progress};
+use crate::event::{Action, Done, Event, Progress};
 use crate::kv::{BlockId, BlockPool, IntegrityError};
 use crate::policy::{ClusterView, Decision, Outcome, Policy, PolicyFault};
 use crate::record::{Log, RequestRecord, Status};
 use crate::request::RequestId;
 use crate::time::Time;
-use live::{Live, Phase};
+use live::{Ending, Live};
 use progress::Ran;
 use state::State;
 pub use state::{Belief, Limits, WorkerConfig};
@@ -228,15 +228,17 @@ impl Scheduler {
         std::mem::take(&mut self.state.log)
     }
 
-    /// Ends the run at `at`: what is still live is cut off there.
-    pub fn into_log(mut self, at: Time) -> Log {
-        let still_live = self.state.requests.iter().filter(|live| live.phase() != Phase::Draining);
-        let records: Vec<_> = still_live.map(|live| live.record.clone()).collect();
-        self.state.log.requests.extend(records.into_iter().map(|record| RequestRecord {
-            status: Status::CutOff,
-            end: Some(at),
-            ..record
-        }));
+    /// Ends the run at `at`: what is still live is cut off there. `under_way` tells the steps of runs
+    /// in progress that had ended by then, so that tokens already emitted are counted.
+    pub fn into_log(mut self, at: Time, under_way: &[Done]) -> Log {
+        for done in under_way {
+            self.state.run_done(done, &mut Vec::new());
+        }
+        for mut live in std::mem::take(&mut self.state.requests).into_live() {
+            let cut_off = Ending { status: Status::CutOff, reason: None, at };
+            let ending = live.ending.take().unwrap_or(cut_off);
+            self.state.log.requests.push(live.over(ending));
+        }
         self.state.log
     }
 

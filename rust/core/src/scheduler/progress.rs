@@ -20,20 +20,31 @@ pub(super) struct Ran {
 }
 
 /// When the tokens of a run were emitted.
-struct TokenTimes<'a> {
+struct TokenTimes {
     start: Picos,
-    stretches: &'a [Stretch],
+    stretches: Vec<Stretch>,
     /// The stretches without the first step: each step a gap.
     interior: Vec<Stretch>,
     busy: Picos,
 }
 
-impl<'a> TokenTimes<'a> {
-    fn new(start: Picos, stretches: &'a [Stretch]) -> TokenTimes<'a> {
+impl TokenTimes {
+    fn new(start: Picos, stretches: Vec<Stretch>) -> TokenTimes {
         let first = stretches.first().and_then(|stretch| stretch.skip(1));
         let interior = first.into_iter().chain(stretches.iter().skip(1).copied()).collect();
         let busy = stretches.iter().map(|stretch| stretch.total(stretch.steps)).sum();
         TokenTimes { start, stretches, interior, busy }
+    }
+
+    /// Those of the first `steps` steps, at least one.
+    fn first(&self, mut steps: u32) -> TokenTimes {
+        let mut stretches = self.stretches.clone();
+        stretches.retain_mut(|stretch| {
+            stretch.steps = stretch.steps.min(steps);
+            steps -= stretch.steps;
+            stretch.steps > 0
+        });
+        TokenTimes::new(self.start, stretches)
     }
 
     fn first_end(&self) -> Picos {
@@ -71,7 +82,7 @@ impl State {
         let outstanding = worker.outstanding.take_if(|outstanding| outstanding.seq == done.seq)?;
         let rows = &outstanding.run.step.rows;
         assert_eq!(done.emitted.len(), rows.len(), "rows of worker {} run {}", done.worker.0, done.seq.0);
-        let times = TokenTimes::new(worker.clock.exact(), &done.stretches);
+        let times = TokenTimes::new(worker.clock.exact(), done.stretches.clone());
         let end = worker.clock.advance(times.busy);
         worker.dirty = true;
         self.accept_dirty |= worker.role.decodes();
@@ -85,7 +96,10 @@ impl State {
             emitted: done.emitted.iter().map(|count| u64::from(*count)).sum(),
             held_blocks: outstanding.held_blocks,
         });
-        self.log_interior_gaps(&times, rows, &done.emitted);
+        let draining = |row: &Row| self.requests[row.request].phase() == Phase::Draining;
+        let goes_on = |(row, emitted): &(&Row, &u32)| row.decode && **emitted > 1 && !draining(row);
+        let streams = rows.iter().zip(&done.emitted).filter(goes_on).count();
+        self.log_interior_gaps(&times, streams as u32);
         let mut ended = done.ended.iter().peekable();
         for (index, (row, emitted)) in rows.iter().zip(&done.emitted).enumerate() {
             let end = ended.next_if(|end| end.row as usize == index);
@@ -99,9 +113,8 @@ impl State {
         Some(Ran { worker: done.worker, shape: outstanding.shape, steps: done.steps(), duration: times.busy })
     }
 
-    fn log_interior_gaps(&mut self, times: &TokenTimes<'_>, rows: &[Row], emitted: &[u32]) {
-        let streams =
-            rows.iter().zip(emitted).filter(|(row, emitted)| row.decode && **emitted > 1).count() as u32;
+    /// The gaps between the tokens of a run, of so many streams that emitted all of them.
+    fn log_interior_gaps(&mut self, times: &TokenTimes, streams: u32) {
         if streams > 0 {
             let gaps = times.interior.iter().map(|stretch| GapRun {
                 first: stretch.first,
@@ -119,12 +132,13 @@ impl State {
         row: &Row,
         emitted: u32,
         end: Option<&EndedRow>,
-        times: &TokenTimes<'_>,
+        times: &TokenTimes,
         actions: &mut Vec<Action>,
     ) {
         let id = row.request;
         self.requests[id].in_run = false;
         if self.requests[id].phase() == Phase::Draining {
+            self.emit_before_ending(id, emitted, times);
             return self.drained(id, actions);
         }
         if row.decode {
@@ -172,8 +186,32 @@ impl State {
         }
     }
 
+    /// Of the tokens of a run that a draining request was in, those emitted before it ended count.
+    fn emit_before_ending(&mut self, id: RequestId, emitted: u32, times: &TokenTimes) {
+        let ended = self.requests[id].ending.as_ref().expect("a draining request has ended").at;
+        let in_time = times.ends().take(emitted as usize).take_while(|end| event_time(*end) <= ended);
+        let count = in_time.count() as u32;
+        if count > 0 {
+            let times = times.first(count);
+            self.log_interior_gaps(&times, 1);
+            self.emit(id, count, &times);
+        }
+    }
+
+    /// Tokens that a lost worker had delivered by `until`. It took their times with it, so they are
+    /// spread evenly since the token before them.
+    pub(super) fn emit_unseen(&mut self, id: RequestId, count: u32, until: Time) {
+        let last = self.requests[id].last_emit.expect("a decoding request has emitted a token");
+        let Some(gap) = until.as_picos().0.saturating_sub(last.0).checked_div(u64::from(count)) else {
+            return;
+        };
+        let times = TokenTimes::new(last, vec![Stretch { first: Picos(gap), delta: 0, steps: count }]);
+        self.log_interior_gaps(&times, 1);
+        self.emit(id, count, &times);
+    }
+
     /// Records the times of `count` tokens, one a step.
-    fn emit(&mut self, id: RequestId, count: u32, times: &TokenTimes<'_>) {
+    fn emit(&mut self, id: RequestId, count: u32, times: &TokenTimes) {
         let live = &mut self.requests[id];
         let record = &mut live.record;
         let first_end = times.first_end();
