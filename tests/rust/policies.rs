@@ -180,10 +180,10 @@ fn impossible_answers_are_refused_before_anything_changes() {
             "400 prompt tokens in a step, the limit is 256",
         ),
         (Batch { repeat: Some(0), ..Batch::default() }, "repeat of 0"),
-        (Batch { wake_at: Some(Time(0)), ..Batch::default() }, "not after"),
+        (Batch { wake_at: Some(Time(0)), ..Batch::default() }, "wake_at t=0.000000000s, which is not after"),
     ];
     for (batch, expected) in cases {
-        let arrivals = vec![arrival(0, 200, 5), arrival(0, 200, 5)];
+        let arrivals = vec![arrival(5_000, 200, 5), arrival(5_000, 200, 5)];
         let error = run(&cluster("1M", 64, PLAIN), arrivals, Box::new(Wrong(batch))).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }

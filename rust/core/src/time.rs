@@ -35,7 +35,7 @@ impl Time {
 
     /// Seconds since the start.
     pub fn as_secs_f64(self) -> f64 {
-        self.0 as f64 * 1e-9
+        self.0 as f64 / 1e9
     }
 
     /// Picoseconds since the start.
@@ -61,7 +61,7 @@ impl Nanos {
 
     /// In seconds.
     pub fn as_secs_f64(self) -> f64 {
-        self.0 as f64 * 1e-9
+        self.0 as f64 / 1e9
     }
 }
 
@@ -81,7 +81,7 @@ impl Picos {
 
     /// In seconds.
     pub fn as_secs_f64(self) -> f64 {
-        self.0 as f64 * 1e-12
+        self.0 as f64 / 1e12
     }
 }
 

@@ -58,3 +58,33 @@ impl Watch for Doorkeeper {
         Doorkeeper::look(self, arrived, over, now)
     }
 }
+
+/// The process an object belongs to: threads do not survive a fork.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Process(u32);
+
+impl Process {
+    /// This one.
+    pub(crate) fn this() -> Process {
+        Process(std::process::id())
+    }
+
+    /// Whether it still is.
+    pub(crate) fn is_this(self) -> bool {
+        self == Process::this()
+    }
+
+    /// An error in a forked child.
+    pub(crate) fn check(self, py: Python<'_>) -> PyResult<()> {
+        if self.is_this() {
+            return Ok(());
+        }
+        let here = Process::this().0;
+        let message = format!(
+            "this engine belongs to process {}, and this is its forked child {here}: make a new one here, or start \
+             processes with the \"spawn\" method",
+            self.0
+        );
+        Err(crate::error::raise(py, "ForkError", message))
+    }
+}

@@ -40,6 +40,12 @@ impl Result {
         Result { log, class_names, gaps: OnceLock::new() }
     }
 
+    /// The record of one request that was not part of a run.
+    pub(crate) fn of_one(record: RequestRecord) -> Result {
+        let class_names = vec!["default".to_owned(); usize::from(record.class.0) + 1];
+        Result::new(Log { requests: vec![record], ..Log::default() }, class_names)
+    }
+
     fn class(&self, name: Option<&str>) -> Option<ClassId> {
         let index = self.class_names.iter().position(|known| Some(known.as_str()) == name)?;
         Some(ClassId(index as u16))
@@ -159,11 +165,7 @@ impl Result {
     /// Per metric (ttft, held, queue, prefill, tpot, e2e, max_gap, itl): count, mean and the asked
     /// percentiles of the values that are defined, in seconds.
     #[pyo3(signature = (percents, class_name=None))]
-    fn distributions(
-        &self,
-        percents: Vec<f64>,
-        class_name: Option<&str>,
-    ) -> BTreeMap<&'static str, Summary> {
+    fn distributions(&self, percents: Vec<f64>, class_name: Option<&str>) -> BTreeMap<&'static str, Summary> {
         let class = self.class(class_name);
         let records =
             || self.log.requests.iter().filter(|record| class.is_none_or(|class| record.class == class));

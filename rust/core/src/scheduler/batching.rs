@@ -1,9 +1,9 @@
 //! What a worker does next: asking for a batch, validating it, ordering the run.
 
-use super::Scheduler;
 use super::live::Phase;
 use super::state::State;
 use super::worker::Outstanding;
+use super::{Scheduler, is_past, later_than};
 use crate::cluster::WorkerId;
 use crate::event::Action;
 use crate::kv::Holder;
@@ -20,13 +20,14 @@ fn invalid(message: String) -> Decision<()> {
 impl Scheduler {
     pub(super) fn batch_all(&mut self, actions: &mut Vec<Action>) -> Decision<()> {
         for index in 0..self.state.workers.len() {
-            if !self.state.workers[index].wants_batch() {
-                continue;
+            // Asked again where the answer was only to drop or preempt: that made room.
+            while self.state.workers[index].wants_batch() {
+                let worker = WorkerId(index as u32);
+                let mut batch = self.policy.batch(&WorkerView::new(&self.state, worker))?;
+                self.state.validate_batch(worker, &batch)?;
+                batch.wake_at = batch.wake_at.map(|at| later_than(self.state.now, at));
+                self.state.commit_batch(worker, batch, actions);
             }
-            let worker = WorkerId(index as u32);
-            let batch = self.policy.batch(&WorkerView::new(&self.state, worker))?;
-            self.state.validate_batch(worker, &batch)?;
-            self.state.commit_batch(worker, batch, actions);
         }
         Ok(())
     }
@@ -69,7 +70,7 @@ impl State {
         if batch.repeat == Some(0) {
             return invalid("repeat of 0, at least 1 is needed".to_owned());
         }
-        if let Some(at) = batch.wake_at.filter(|at| *at <= self.now) {
+        if let Some(at) = batch.wake_at.filter(|at| is_past(self.now, *at)) {
             return invalid(format!("wake_at {at:?}, which is not after {:?}", self.now));
         }
         self.validate_limits(batch)

@@ -1,9 +1,9 @@
 //! Admission and placement: asking, validating, committing. Cancellation, roles, lost workers.
 
-use super::Scheduler;
 use super::live::{Ending, Kv, Phase};
 use super::state::State;
 use super::worker::Worker;
+use super::{Scheduler, is_past, later_than};
 use crate::cluster::{Role, WorkerId};
 use crate::event::Action;
 use crate::kv::{BlockPool, Holder};
@@ -25,14 +25,16 @@ impl Scheduler {
                 continue;
             }
             let view = RequestView::new(&self.state, id);
-            let answer = self.policy.admit(&view, &ClusterView::new(&self.state))?;
-            if let Admission::Hold(until) = answer
-                && until <= self.state.now
-            {
-                return invalid(
-                    "admit",
-                    format!("request {} held until {until:?}, which is not after {:?}", id.0, self.state.now),
-                );
+            let mut answer = self.policy.admit(&view, &ClusterView::new(&self.state))?;
+            let now = self.state.now;
+            if let Admission::Hold(until) = &mut answer {
+                if is_past(now, *until) {
+                    return invalid(
+                        "admit",
+                        format!("request {} held until {until:?}, which is before {now:?}", id.0),
+                    );
+                }
+                *until = later_than(now, *until);
             }
             self.state.fresh.pop_front();
             self.state.commit_admission(id, answer, actions);

@@ -19,7 +19,7 @@ use crate::kv::{BlockId, BlockPool, IntegrityError};
 use crate::policy::{ClusterView, Decision, Outcome, Policy, PolicyFault};
 use crate::record::{Log, RequestRecord, Status};
 use crate::request::RequestId;
-use crate::time::Time;
+use crate::time::{Nanos, Time};
 use live::{Ending, Live};
 use progress::Ran;
 use state::State;
@@ -49,6 +49,20 @@ pub struct Scheduler {
     ran: Vec<Ran>,
     /// Records in the log that the policy was shown.
     num_observed: usize,
+}
+
+/// How far before the present a time may lie that a policy means as the present: its seconds went
+/// through floating point.
+const ROUNDING: Nanos = Nanos(1_000);
+
+/// Whether `at` was over before `now`, by more than rounding explains.
+fn is_past(now: Time, at: Time) -> bool {
+    at + ROUNDING < now
+}
+
+/// `at`, but after `now`, so that a policy is not asked twice in an instant.
+fn later_than(now: Time, at: Time) -> Time {
+    at.max(now + Nanos(1))
 }
 
 impl Scheduler {
@@ -163,11 +177,11 @@ impl Scheduler {
         }
         let answer = self.policy.rebalance(&ClusterView::new(&self.state))?;
         self.state.validate_roles(&answer.roles)?;
-        if let Some(next) = answer.next.filter(|next| *next <= self.state.now) {
+        if let Some(next) = answer.next.filter(|next| is_past(self.state.now, *next)) {
             let message = format!("next tick at {next:?}, which is not after {:?}", self.state.now);
             return Err(PolicyFault::Invalid { method: "rebalance", message });
         }
-        self.rebalance_at = answer.next;
+        self.rebalance_at = answer.next.map(|next| later_than(self.state.now, next));
         for (worker, role) in answer.roles {
             self.state.set_role(worker, role, actions);
         }

@@ -1,0 +1,378 @@
+"""A real model on workers of this machine."""
+
+from __future__ import annotations
+
+import html
+import os
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import pandas as pd
+
+from kvrelay import _core
+from kvrelay.describe import SLO
+from kvrelay.errors import ConfigError, EngineError, RequestError
+from kvrelay.hub import find_model
+from kvrelay.policies import PolicyLike, name_of, resolve
+from kvrelay.result import Result
+from kvrelay.simulation import _bar
+from kvrelay.workload import Workload
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a request produced.
+
+    ``finish_reason`` is ``"stop"`` (end of sequence or a stop string) or ``"length"``; ``record`` its
+    milestones, as a row of :attr:`kvrelay.Result.requests`.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    prompt_token_ids: list[int]
+    record: pd.Series
+
+    def __repr__(self) -> str:
+        return f"Output({self.text!r}, {len(self.token_ids)} tokens, {self.finish_reason})"
+
+    def _repr_html_(self) -> str:
+        ttft = float(self.record["ttft"]) * 1e3
+        tpot = "" if pd.isna(self.record["tpot"]) else f", TPOT {float(self.record['tpot']) * 1e3:.1f} ms"
+        numbers = f"{len(self.token_ids)} tokens, {self.finish_reason}, TTFT {ttft:.1f} ms{tpot}"
+        return f"<pre style='white-space:pre-wrap'>{html.escape(self.text)}</pre><small>{numbers}</small>"
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker of an engine: its role, where it computes, and the KV blocks it has."""
+
+    role: str
+    device: str
+    threads: int
+    cores: tuple[int, ...]
+    kv_blocks: int
+    pid: int
+
+
+class Stream:
+    """The pieces of text of one request as they come: an async iterator, and a plain one.
+
+    ``output`` is the whole :class:`Output` once the stream has ended. Leaving early cancels the request.
+    """
+
+    def __init__(self, handle: _core.Handle, prompt: list[int]) -> None:
+        self._handle = handle
+        self._prompt = prompt
+        self._ids: list[int] = []
+        self._text: list[str] = []
+        self.output: Output | None = None
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self._pieces_async()
+
+    async def _pieces_async(self) -> AsyncIterator[str]:
+        try:
+            while not self.output:
+                piece = self._take(await self._handle.next_async())
+                if piece:
+                    yield piece
+        finally:
+            self.cancel()
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            while not self.output:
+                piece = self._take(self._handle.next())
+                if piece:
+                    yield piece
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Ends the request if it has not ended."""
+        if not self.output:
+            self._handle.cancel()
+
+    def _take(self, piece: _core.Piece | None) -> str:
+        if piece is None:
+            raise EngineError("the engine stopped before the request was finished")
+        if not piece.finished:
+            self._ids += piece.ids
+            self._text.append(piece.text)
+            return piece.text
+        record = Result(piece.record, title="request", source="measured", num_gpus=1).requests.iloc[0]
+        if piece.status == "refused":
+            raise RequestError(piece.reason or "refused")
+        if piece.status != "finished":
+            raise EngineError(f"the request ended as {piece.status}" + (f": {piece.reason}" if piece.reason else ""))
+        self.output = Output("".join(self._text), self._ids, piece.reason or "length", self._prompt, record)
+        return ""
+
+    def __repr__(self) -> str:
+        return repr(self.output) if self.output else f"Stream(request {self._handle.id}, {len(self._ids)} tokens so far)"
+
+
+class Engine:
+    """A model served by workers of this machine, under a policy.
+
+    Parameters
+    ----------
+    model
+        ``"smollm2-135m"`` (the demo model), a GGUF file, a folder with safetensors, or a Hugging Face
+        repo id where ``huggingface_hub`` is installed.
+    topology
+        ``"1P1D"``, ``"2M"``, ``"1P1D1M"``, …: every worker is a thread group with a KV pool of its own.
+    policy
+        As for :func:`kvrelay.simulate`; the very same object will do.
+    device
+        ``"cpu"`` or ``"auto"``. CUDA devices: see :func:`kvrelay.devices` for why they are not usable.
+    numerics
+        ``"fast"``, or ``"invariant"``: every token is, bit for bit, that of its request alone, whatever
+        else runs.
+    threads_per_worker
+        The machine's cores, shared evenly, by default. ``pin`` keeps each worker's threads on cores of
+        its own.
+    kv_tokens
+        KV capacity of every worker; 512 MiB of it by default.
+    max_batch, max_prefill_tokens, block_tokens, max_model_len, prefix_caching
+        As for :class:`kvrelay.Cluster`; longer prompts are chunked.
+
+    >>> engine = Engine("smollm2-135m", topology="1P1D")  # doctest: +SKIP
+    >>> engine.generate("The capital of France is", max_tokens=8).text  # doctest: +SKIP
+    ' Paris.\\n\\nThe United States has'
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        topology: str = "1P1D",
+        *,
+        policy: PolicyLike = "disaggregated",
+        device: str = "auto",
+        numerics: str = "fast",
+        threads_per_worker: int | None = None,
+        pin: bool = False,
+        kv_tokens: int | None = None,
+        block_tokens: int = 16,
+        max_batch: int = 64,
+        max_prefill_tokens: int = 2048,
+        max_model_len: int | None = None,
+        prefix_caching: bool = True,
+        seed: int = 0,
+    ) -> None:
+        _check_device(device)
+        for name, value in (("block_tokens", block_tokens), ("max_batch", max_batch), ("max_prefill_tokens", max_prefill_tokens)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number from 1 on", value=value)
+        if kv_tokens is not None and kv_tokens < block_tokens:
+            raise ConfigError(f"kv_tokens is {kv_tokens}, less than a block of {block_tokens}", kv_tokens=kv_tokens)
+        self.topology = topology
+        self.policy = policy
+        self.path = find_model(model)
+        self._core = _core.Engine(
+            self.path,
+            topology,
+            resolve(policy),
+            numerics,
+            threads_per_worker,
+            pin,
+            None if kv_tokens is None else kv_tokens // block_tokens,
+            None,
+            block_tokens,
+            max_batch,
+            max_prefill_tokens,
+            max_model_len,
+            prefix_caching,
+            seed,
+        )
+        # Also when the interpreter ends: a worker must not outlive what its policy needs.
+        self._finalizer = weakref.finalize(self, self._core.close)
+
+    @overload
+    def generate(self, prompt: str, max_tokens: int = ..., **options: Any) -> Output: ...
+    @overload
+    def generate(self, prompt: Sequence[Any], max_tokens: int = ..., **options: Any) -> Any: ...
+
+    def generate(self, prompt: Any, max_tokens: int = 64, **options: Any) -> Any:
+        """Text for a prompt; for a list of prompts a list, served together.
+
+        A prompt is text or token ids; a flat list of ints is one prompt. Options: ``temperature`` (0 is
+        greedy), ``top_k``, ``top_p``, ``seed``, ``stop`` (one string or several), ``ignore_eos``, ``slo``,
+        ``priority``.
+
+        Raises :class:`kvrelay.RequestError` for a request that cannot be served, with the numbers.
+        """
+        many = not isinstance(prompt, str) and not _is_ids(prompt)
+        prompts = list(prompt) if many else [prompt]
+        streams: list[Stream] = []
+        try:
+            streams.extend(self._submit(one, max_tokens, options) for one in prompts)
+            for stream in streams:
+                for _ in stream:
+                    pass
+        finally:
+            for stream in streams:
+                stream.cancel()
+        outputs = [stream.output for stream in streams]
+        return outputs if many else outputs[0]
+
+    def stream(self, prompt: Prompt, max_tokens: int = 64, **options: Any) -> Stream:
+        """The pieces of text as they come, never cutting a character::
+
+            async for piece in engine.stream("Once upon a time"):
+                print(piece, end="")
+
+        A plain ``for`` works as well. Options as for :meth:`generate`.
+        """
+        return self._submit(prompt, max_tokens, options)
+
+    def chat(self, messages: str | Sequence[Mapping[str, str]], max_tokens: int = 256, **options: Any) -> Output:
+        """The assistant's answer to a chat: messages with ``role`` and ``content``, or the user's text.
+        The model's own template makes the prompt."""
+        return self.generate(self.chat_ids(messages), max_tokens, **options)
+
+    def chat_ids(self, messages: str | Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a chat, up to where the assistant answers."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        pairs = []
+        for index, message in enumerate(messages):
+            try:
+                pairs.append((str(message["role"]), str(message["content"])))
+            except (KeyError, TypeError) as error:
+                raise RequestError(f"messages[{index}] must have role and content", index=index) from error
+        return self._core.chat_ids(pairs)
+
+    def run(
+        self,
+        workload: Workload,
+        policy: PolicyLike | None = None,
+        *,
+        seed: int = 0,
+        until: float | None = None,
+        progress: bool = True,
+    ) -> Result:
+        """Runs a workload in real time: the same :class:`Result` as :func:`kvrelay.simulate`, measured.
+
+        Prompts are made-up token ids (sharing prefixes where the workload says so); end of sequence is
+        ignored and every request produces exactly its length. ``policy`` is the engine's own by default.
+        """
+        used = self.policy if policy is None else policy
+        with _bar(len(workload), "run", progress) as tell:
+            core = self._core.run(workload._core, None if policy is None else resolve(policy), seed, until, tell)
+        title = f"{self.topology}, {name_of(used)}: {workload._core.description}"
+        return Result(core, title=title, source="measured", num_gpus=len(self.workers))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, as :meth:`generate` makes them."""
+        return self._core.tokenize(text)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        return self._core.detokenize(list(token_ids))
+
+    def logits(self, token_ids: Sequence[int]) -> Any:
+        """Logits after every token of a sequence: a float32 array ``[len(token_ids), vocabulary]``."""
+        return self._core.logits(list(token_ids))
+
+    @property
+    def workers(self) -> list[WorkerInfo]:
+        """The workers, in order."""
+        pid = os.getpid()
+        return [WorkerInfo(role, device, threads, tuple(cores), blocks, pid) for role, device, threads, cores, blocks in self._core.workers()]
+
+    def check_integrity(self) -> None:
+        """Raises :class:`kvrelay.IntegrityError` when a KV block is lost."""
+        self._core.check_integrity()
+
+    def close(self) -> None:
+        """Stops the workers. What is live ends; the engine cannot be used any more."""
+        self._finalizer()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _submit(self, prompt: Prompt, max_tokens: int, options: Mapping[str, Any]) -> Stream:
+        given = dict(options)
+        stop = given.pop("stop", ())
+        sampling = {
+            "temperature": given.pop("temperature", 0.0),
+            "top_k": given.pop("top_k", 0),
+            "top_p": given.pop("top_p", 1.0),
+            "seed": given.pop("seed", 0),
+        }
+        ignore_eos, slo, priority = given.pop("ignore_eos", False), given.pop("slo", None), given.pop("priority", 0)
+        if given:
+            raise RequestError(f"option {next(iter(given))!r}; known: temperature, top_k, top_p, seed, stop, ignore_eos, slo, priority")
+        if slo is not None and not isinstance(slo, SLO):
+            raise RequestError(f"slo is {slo!r}; it must be a kvrelay.SLO or None")
+        max_tokens = _whole("max_tokens", max_tokens, 1, 2**31)
+        checked = {
+            "temperature": _number("temperature", sampling["temperature"]),
+            "top_k": _whole("top_k", sampling["top_k"], -(2**63), 2**63),
+            "top_p": _number("top_p", sampling["top_p"]),
+            "seed": _whole("seed", sampling["seed"], 0, 2**64),
+        }
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else _checked_ids(prompt)
+        handle = self._core.submit(ids, max_tokens, *checked.values(), stops, bool(ignore_eos), slo, int(priority))
+        return Stream(handle, ids)
+
+    def __repr__(self) -> str:
+        if self._core.closed:
+            return f"Engine({self._core.model_name!r}, closed)"
+        return f"Engine({self._core.model_name!r}, {self.topology!r}, policy={name_of(self.policy)!r})"
+
+    def _repr_html_(self) -> str:
+        if self._core.closed:
+            return html.escape(repr(self))
+        rows = "".join(
+            f"<tr><td>{index}</td><td>{worker.role}</td><td>{html.escape(worker.device)}</td><td>{worker.threads}</td>"
+            f"<td>{worker.kv_blocks}</td></tr>"
+            for index, worker in enumerate(self.workers)
+        )
+        head = "<tr><th>worker</th><th>role</th><th>device</th><th>threads</th><th>KV blocks</th></tr>"
+        return f"<b>{html.escape(self._core.model_name)}</b>, {self.topology}, policy {html.escape(name_of(self.policy))}<table>{head}{rows}</table>"
+
+
+def _check_device(device: str) -> None:
+    from kvrelay.devices import devices
+
+    if device in ("cpu", "auto"):
+        return
+    if device.startswith("cuda"):
+        raise ConfigError(f"device {device!r}: {devices().why_no_cuda}", device=device)
+    raise ConfigError(f"device {device!r}; known: cpu, auto, cuda, cuda:0, …", device=device)
+
+
+def _is_ids(prompt: Any) -> bool:
+    return len(prompt) == 0 or all(hasattr(item, "__index__") for item in prompt)
+
+
+def _checked_ids(prompt: Any) -> list[int]:
+    ids = []
+    for index, item in enumerate(prompt):
+        if isinstance(item, bool) or not hasattr(item, "__index__") or not 0 <= int(item) < 1 << 32:
+            raise RequestError(f"prompt[{index}] is {item!r}; it must be a token id", index=index)
+        ids.append(int(item))
+    return ids
+
+
+def _whole(name: str, value: Any, low: int, end: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= int(value) < end:
+        raise RequestError(f"{name} is {value!r}; it must be a whole number from {low} to {end - 1}", value=value)
+    return int(value)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RequestError(f"{name} is {value!r}; it must be a number", value=value)
+    return float(value)

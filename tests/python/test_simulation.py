@@ -1,0 +1,183 @@
+"""kr.simulate and kr.max_goodput: determinism, policies in Python, interrupts, threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvrelay as kr
+
+QUIET = {"progress": False}
+
+
+def test_a_simulation_reports_what_it_was_asked(workload, cluster):
+    result = kr.simulate(workload, cluster, **QUIET)
+    assert len(result) == len(result.requests) == 200
+    assert result.attainment() == 1.0
+    assert result.goodput() == pytest.approx(200 / result.makespan)
+    assert result.goodput(per_gpu=True) == pytest.approx(result.goodput() / 3)
+    assert result.counts() == {"good": 200, "offered": 200, "out": 0, "without_slo": 0}
+    assert result.steps["emitted"].sum() == result.requests["output_tokens"].sum() == 200 * 64
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    topology=st.sampled_from(["1M", "2M", "1P1D", "2P2D", "1P1D1M"]),
+    policy=st.sampled_from(["fcfs", "chunked", "disaggregated", "goodput"]),
+    rate=st.floats(0.5, 40.0),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_same_arguments_same_result_and_single_steps_too(topology, policy, rate, seed):
+    workload = kr.Workload.gamma(
+        rate, 2.0, 60, kr.lognormal(300, 400), kr.uniform(1, 50), kr.SLO(ttft=0.5, tpot=0.05), seed=seed
+    )
+    cluster = kr.Cluster(topology, model="opt-13b", gpu="a100-80gb", latency="distserve", kv_tokens=12_000)
+    runs = [
+        kr.simulate(workload, cluster, policy, single_steps=single, **QUIET).requests for single in (False, False, True)
+    ]
+    assert runs[0].equals(runs[1])
+    assert runs[0].equals(runs[2])
+
+
+def test_ttft_is_held_plus_queue_plus_prefill(workload, cluster):
+    requests = kr.simulate(workload, cluster, **QUIET).requests
+    parts = (requests["admitted"] - requests["arrival"]) + (requests["prefill_start"] - requests["admitted"])
+    parts += requests["first_token"] - requests["prefill_start"]
+    assert np.allclose(parts.astype(float), requests["ttft"].astype(float), atol=1e-12)
+
+
+def test_percentiles_are_numpys(workload, cluster):
+    result = kr.simulate(workload, cluster, **QUIET)
+    for metric in ("ttft", "tpot", "e2e"):
+        values = result.requests[metric].to_numpy(float)
+        for percent in (0, 37.5, 50, 90, 99, 100):
+            assert result.percentile(metric, percent) == pytest.approx(np.percentile(values, percent))
+        assert result.summary().loc[metric, "mean"] == pytest.approx(values.mean())
+
+
+def test_belief_differs_from_the_truth(slo):
+    workload = kr.Workload.poisson(9.0, 400, kr.uniform(10, 1500), 64, slo)
+    cluster = kr.Cluster("1P1D", model="opt-13b", gpu="a100-80gb", latency="vllm")
+    truth = kr.simulate(workload, cluster, "goodput", **QUIET)
+    same = kr.simulate(workload, cluster, "goodput", belief="vllm", **QUIET)
+    other = kr.simulate(workload, cluster, "goodput", belief="roofline", **QUIET)
+    assert truth.requests.equals(same.requests)
+    assert not truth.requests.equals(other.requests)
+
+
+def test_the_oracle_is_shown(workload, cluster):
+    result = kr.simulate(workload, cluster, oracle=True, **QUIET)
+    assert "oracle" in repr(result)
+    assert "oracle" not in repr(kr.simulate(workload, cluster, **QUIET))
+
+
+def test_a_cut_off_run_says_so(workload, cluster):
+    result = kr.simulate(workload, cluster, until=20.0, **QUIET)
+    statuses = result.requests["status"].value_counts()
+    assert statuses["cut_off"] > 0 and statuses["finished"] > 0
+    cut = result.requests[result.requests["status"] == "cut_off"]
+    assert cut["e2e"].isna().all()
+
+
+def test_max_goodput_brackets(workload, cluster):
+    found = kr.max_goodput(workload, cluster, tolerance=0.05, **QUIET)
+    assert found.rate < found.high and found.high - found.rate <= 0.05 * found.high
+    assert all((rate <= found.rate) == (value >= 0.9) for rate, value in found.tried.items())
+    assert found.per_gpu == pytest.approx(found.rate / 3)
+
+
+def test_max_goodput_needs_objectives(cluster):
+    workload = kr.Workload.poisson(4.0, 20, 64, 8)
+    with pytest.raises(kr.ConfigError, match="give an SLO"):
+        kr.max_goodput(workload, cluster, **QUIET)
+
+
+class CountingPolicy:
+    """Round robin, and counts what it is asked."""
+
+    def begin(self, cluster, rng):
+        self.calls = 0
+
+    def place(self, request, cluster):
+        self.calls += 1
+        prompts = [worker for worker in cluster.workers if worker.role != "decode"]
+        return prompts[self.calls % len(prompts)]
+
+
+def test_four_threads_with_python_policies_and_progress(workload, cluster):
+    results, told = {}, []
+
+    def run(index):
+        policy = CountingPolicy()
+        results[index] = kr.simulate(workload, cluster, policy, progress=index % 2 == 0).attainment()
+        told.append(policy.calls)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    run(4)
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    assert len(set(results.values())) == 1 and told == [200] * 5
+
+
+INTERRUPTED = """
+    import os, signal, threading
+    import kvrelay as kr
+    workload = kr.Workload.poisson(30.0, 400_000, 512, 200, kr.SLO(ttft=1.0, tpot=0.1))
+    cluster = kr.Cluster("8M", model="opt-13b", gpu="a100-80gb", latency="vllm")
+    class Slow:
+        started = threading.Event()
+        def place(self, request, cluster):
+            self.started.set()
+            return request.id % cluster.num_workers
+    policy = {policy}
+    def interrupt():
+        Slow.started.wait(20) if not isinstance(policy, str) else threading.Event().wait(1.0)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=interrupt).start()
+    try:
+        kr.simulate(workload, cluster, policy, progress=False)
+        print("finished")
+    except KeyboardInterrupt:
+        short = kr.Workload.poisson(4.0, 50, 64, 8, kr.SLO(ttft=1.0))
+        print("interrupted", kr.simulate(short, cluster, policy, progress=False).attainment())
+"""
+
+
+@pytest.mark.parametrize("policy", ["'fcfs'", "Slow()"])
+def test_ctrl_c_ends_a_long_simulation_and_leaves_everything_usable(policy):
+    code = textwrap.dedent(INTERRUPTED).format(policy=policy)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.stdout.strip() == "interrupted 1.0", ended.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_can_simulate(workload, cluster):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(0 if kr.simulate(workload, cluster, **QUIET).attainment() == 1.0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_interference_free_decode_needs_more_than_one_worker(slo):
+    """The reason for the whole: beside long prompts, streams on a mixed worker freeze."""
+    chat = kr.Workload.poisson(2.0, 300, 128, 100, slo, slo_class="chat")
+    documents = kr.Workload.poisson(1.0, 150, 2000, 4, kr.SLO(ttft=4.0), slo_class="documents", seed=1)
+    both = kr.Workload.merge(chat, documents)
+    frozen = {}
+    for topology, policy in (("2M", "fcfs"), ("1P1D", "disaggregated")):
+        cluster = kr.Cluster(topology, model="opt-13b", gpu="a100-80gb", latency="distserve")
+        frozen[topology] = kr.simulate(both, cluster, policy, **QUIET).percentile("max_gap", 90, "chat")
+    assert frozen["1P1D"] < 0.1 < 0.2 < frozen["2M"]
