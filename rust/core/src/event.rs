@@ -76,6 +76,13 @@ pub enum Event {
     },
     /// A client went away.
     Cancelled(RequestId),
+    /// The driver cannot go on with a request: it fails, for this reason.
+    GivenUp {
+        /// Which.
+        request: RequestId,
+        /// What broke, with the names and numbers.
+        reason: String,
+    },
     /// A worker is back, its pool empty.
     WorkerUp {
         /// Who.

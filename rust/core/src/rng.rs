@@ -19,6 +19,8 @@ impl Purpose {
     pub const LENGTHS: Purpose = Purpose(2);
     /// Token ids of made-up prompts; indexed by request.
     pub const TOKEN_IDS: Purpose = Purpose(3);
+    /// Token ids of prompt blocks that a trace names; indexed by the trace's id.
+    pub const BLOCK_TOKEN_IDS: Purpose = Purpose(5);
     /// A policy's own draws.
     pub const POLICY: Purpose = Purpose(4);
 }

@@ -4,6 +4,7 @@
 //! of a batch cost `a`, `a + d`, `a + 2d`, … up to its next breakpoint. That is what lets a decode
 //! run be jumped over in closed form.
 
+pub mod fitted;
 pub mod hardware;
 pub mod linear;
 pub mod models;

@@ -258,12 +258,18 @@ impl State {
         }
     }
 
-    /// The client went away. Blocks that a run still works on are kept until it is over.
-    pub(super) fn cancel(&mut self, id: RequestId, actions: &mut Vec<Action>) {
-        if self.requests.get(id).is_none_or(|live| live.phase() == Phase::Draining) {
-            return;
+    /// The client went away, or the driver cannot go on with the request. Blocks that a run still
+    /// works on are kept until it is over.
+    pub(super) fn stop(
+        &mut self,
+        id: RequestId,
+        status: Status,
+        reason: Option<String>,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.requests.get(id).is_some_and(|live| live.phase() != Phase::Draining) {
+            self.give_up(id, status, reason, actions);
         }
-        self.give_up(id, Status::Cancelled, None, actions);
     }
 
     /// Ends a live request before its time, whatever its phase.

@@ -49,6 +49,8 @@ pub struct Scheduler {
     ran: Vec<Ran>,
     /// Records in the log that the policy was shown.
     num_observed: usize,
+    /// Records that were taken out of the log before the policy was shown them.
+    unobserved: Vec<RequestRecord>,
 }
 
 /// How far before the present a time may lie that a policy means as the present: its seconds went
@@ -81,6 +83,7 @@ impl Scheduler {
             wake_sent: None,
             ran: Vec::new(),
             num_observed: 0,
+            unobserved: Vec::new(),
         }
     }
 
@@ -140,7 +143,10 @@ impl Scheduler {
             Event::Done(done) => self.ran.extend(self.state.run_done(done, actions)),
             Event::Transferred { id } => self.state.transferred(*id, actions),
             Event::Failed { id, quiesced } => self.state.transfer_failed(*id, *quiesced, actions),
-            Event::Cancelled(id) => self.state.cancel(*id, actions),
+            Event::Cancelled(id) => self.state.stop(*id, Status::Cancelled, None, actions),
+            Event::GivenUp { request, reason } => {
+                self.state.stop(*request, Status::Failed, Some(reason.clone()), actions);
+            }
             Event::WorkerUp { worker } => self.state.worker_up(*worker),
             Event::WorkerDown { worker, steps_delivered } => {
                 self.state.worker_down(*worker, *steps_delivered, actions);
@@ -163,6 +169,9 @@ impl Scheduler {
         for ran in std::mem::take(&mut self.ran) {
             let Ran { worker, shape, steps, duration } = ran;
             self.policy.observe(Outcome::Ran { worker, shape: &shape, steps, duration })?;
+        }
+        for record in std::mem::take(&mut self.unobserved) {
+            self.policy.observe(Outcome::Ended(&record))?;
         }
         while let Some(record) = self.state.log.requests.get(self.num_observed) {
             self.num_observed += 1;
@@ -236,8 +245,9 @@ impl Scheduler {
         self.state.requests.get(request).map(|live| &live.record)
     }
 
-    /// Takes what was logged since the last call.
+    /// Takes what was logged since the last call. The policy is shown the same as without it.
     pub fn take_log(&mut self) -> Log {
+        self.unobserved.extend_from_slice(&self.state.log.requests[self.num_observed..]);
         self.num_observed = 0;
         std::mem::take(&mut self.state.log)
     }

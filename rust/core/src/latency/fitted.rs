@@ -1,0 +1,192 @@
+//! The *fitted* model: the linear form, with coefficients from measured steps.
+//!
+//! Prefill and decode are fitted apart, each by least squares of the *relative* error, so that a
+//! step of 2 ms counts as much as one of 2 s, and with coefficients that are not negative, so that
+//! more work is never predicted to take less time.
+
+use super::linear::{DecodeTerms, Linear, PrefillTerms};
+use crate::step::StepShape;
+use crate::time::Picos;
+
+/// A measured step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// What it computed.
+    pub shape: StepShape,
+    /// How long it took.
+    pub duration: Picos,
+}
+
+/// Terms of each part: a constant and two that vary.
+const TERMS: usize = 3;
+
+/// One sample's terms and its milliseconds.
+type Equation = ([f64; TERMS], f64);
+
+/// Fits a linear model. Steps that hold both prompt chunks and decode rows, and steps of no time,
+/// are left out; `None` if either part has no sample left.
+pub fn fit(samples: &[Sample]) -> Option<Linear> {
+    let measured = samples.iter().filter(|sample| sample.duration > Picos::ZERO);
+    let milliseconds = |sample: &Sample| sample.duration.0 as f64 * 1e-9;
+    let prefill: Vec<Equation> = measured
+        .clone()
+        .filter(|sample| sample.shape.num_prefill > 0 && sample.shape.num_decode == 0)
+        .map(|sample| {
+            let shape = &sample.shape;
+            ([1.0, shape.prefill_tokens as f64, shape.prefill_square as f64], milliseconds(sample))
+        })
+        .collect();
+    let decode: Vec<Equation> = measured
+        .filter(|sample| sample.shape.num_prefill == 0 && sample.shape.num_decode > 0)
+        .map(|sample| {
+            let shape = &sample.shape;
+            ([1.0, shape.decode_context as f64, f64::from(shape.num_decode)], milliseconds(sample))
+        })
+        .collect();
+    let [constant, per_token, per_square] = non_negative_least_squares(&prefill)?;
+    let prefill = PrefillTerms { constant, per_token, per_square };
+    let [constant, per_context, per_row] = non_negative_least_squares(&decode)?;
+    let decode = DecodeTerms { constant, per_context, per_row };
+    Some(Linear { prefill, decode_small: decode, decode_large: decode, large_from: u32::MAX })
+}
+
+/// The non-negative coefficients with the least sum of squared relative errors.
+///
+/// Where some are zero, the others are the plain least-squares solution without them; so with three
+/// terms it is enough to try the seven choices of which are not zero.
+fn non_negative_least_squares(equations: &[Equation]) -> Option<[f64; TERMS]> {
+    if equations.is_empty() {
+        return None;
+    }
+    let solutions = (1..1u32 << TERMS).filter_map(|chosen| solve(equations, chosen));
+    let feasible = solutions.filter(|x| x.iter().all(|value| value.is_finite() && *value >= 0.0));
+    feasible.min_by(|a, b| error(equations, a).total_cmp(&error(equations, b)))
+}
+
+/// Sum of squared relative errors.
+fn error(equations: &[Equation], x: &[f64; TERMS]) -> f64 {
+    let relative = |(terms, measured): &Equation| {
+        let predicted: f64 = terms.iter().zip(x).map(|(term, value)| term * value).sum();
+        (predicted - measured) / measured
+    };
+    equations.iter().map(relative).map(|error| error * error).sum()
+}
+
+/// Least squares over the terms whose bit is set in `chosen`, by the normal equations; `None` if
+/// they do not determine it. Columns are scaled to unit length first, since a token² term is 10⁶
+/// times a constant.
+fn solve(equations: &[Equation], chosen: u32) -> Option<[f64; TERMS]> {
+    let terms: Vec<usize> = (0..TERMS).filter(|term| chosen >> term & 1 == 1).collect();
+    let column = |term: usize| equations.iter().map(move |(terms, measured)| terms[term] / measured);
+    let norm = |term: usize| column(term).map(|value| value * value).sum::<f64>().sqrt();
+    let norms: Vec<f64> = terms.iter().map(|&term| norm(term)).collect();
+    if norms.contains(&0.0) {
+        return None;
+    }
+    let size = terms.len();
+    let mut matrix = [[0.0; TERMS + 1]; TERMS];
+    for (i, &a) in terms.iter().enumerate() {
+        for (j, &b) in terms.iter().enumerate() {
+            let product: f64 = column(a).zip(column(b)).map(|(a, b)| a * b).sum();
+            matrix[i][j] = product / (norms[i] * norms[j]);
+        }
+        // Relative to itself every measurement is 1.
+        matrix[i][size] = column(a).sum::<f64>() / norms[i];
+    }
+    let scaled = eliminate(&mut matrix, size)?;
+    let mut x = [0.0; TERMS];
+    for (i, &term) in terms.iter().enumerate() {
+        x[term] = scaled[i] / norms[i];
+    }
+    Some(x)
+}
+
+/// Solves the first `size` rows of an augmented matrix; `None` if they are (nearly) dependent.
+fn eliminate(matrix: &mut [[f64; TERMS + 1]; TERMS], size: usize) -> Option<[f64; TERMS]> {
+    const SINGULAR: f64 = 1e-10;
+    for pivot in 0..size {
+        let best =
+            (pivot..size).max_by(|&a, &b| matrix[a][pivot].abs().total_cmp(&matrix[b][pivot].abs()))?;
+        matrix.swap(pivot, best);
+        if matrix[pivot][pivot].abs() < SINGULAR {
+            return None;
+        }
+        let pivot_row = matrix[pivot];
+        for row in matrix.iter_mut().take(size).skip(pivot + 1) {
+            let factor = row[pivot] / pivot_row[pivot];
+            for (value, above) in row.iter_mut().zip(pivot_row).take(size + 1).skip(pivot) {
+                *value -= factor * above;
+            }
+        }
+    }
+    let mut x = [0.0; TERMS];
+    for i in (0..size).rev() {
+        let known: f64 = (i + 1..size).map(|j| matrix[i][j] * x[j]).sum();
+        x[i] = (matrix[i][size] - known) / matrix[i][i];
+    }
+    Some(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::latency::LatencyModel;
+    use proptest::prelude::*;
+
+    fn shapes() -> Vec<StepShape> {
+        let mut shapes: Vec<_> = [16, 64, 200, 512].map(|chunk| StepShape::prefill(0, chunk)).to_vec();
+        shapes.push(StepShape::prefill(512, 128));
+        for (rows, context) in [(1, 16), (1, 900), (4, 100), (8, 3_000), (16, 500)] {
+            shapes.push(StepShape::decode(rows, context));
+        }
+        shapes
+    }
+
+    fn sampled(truth: &Linear) -> Vec<Sample> {
+        let sample = |shape: StepShape| Sample { shape, duration: truth.step(&shape) };
+        shapes().into_iter().map(sample).collect()
+    }
+
+    proptest! {
+        /// What is linear is found again, zero coefficients included.
+        #[test]
+        fn a_linear_truth_is_found(
+            p in (0.0f64..20.0, 0.01f64..1.0, 0.0f64..1e-3),
+            d in (0.01f64..20.0, 0.0f64..1e-2, 0.0f64..1.0),
+            zero in 0u8..4,
+        ) {
+            let keep = |bit: u8, value: f64| if zero >> bit & 1 == 1 { 0.0 } else { value };
+            let decode = DecodeTerms { constant: d.0, per_context: keep(0, d.1), per_row: keep(1, d.2) };
+            let truth = Linear {
+                prefill: PrefillTerms { constant: keep(0, p.0), per_token: p.1, per_square: keep(1, p.2) },
+                decode_small: decode,
+                decode_large: decode,
+                large_from: u32::MAX,
+            };
+            let found = fit(&sampled(&truth)).unwrap();
+            for shape in shapes() {
+                let (a, b) = (found.step(&shape).0 as f64, truth.step(&shape).0 as f64);
+                prop_assert!((a - b).abs() <= 1e-3 * b, "{shape:?}: {a} against {b}");
+            }
+        }
+
+        /// Whatever was measured, nothing is predicted to take less time than less work.
+        #[test]
+        fn more_work_never_takes_less(durations in prop::collection::vec(1u64..1_000_000_000_000, 10)) {
+            let samples = shapes().into_iter().zip(durations);
+            let samples: Vec<_> = samples.map(|(shape, ps)| Sample { shape, duration: Picos(ps) }).collect();
+            let found = fit(&samples).unwrap();
+            let less = found.step(&StepShape::prefill(0, 100));
+            prop_assert!(less <= found.step(&StepShape::prefill(0, 101)));
+            let less = found.step(&StepShape::decode(3, 100));
+            prop_assert!(less <= found.step(&StepShape::decode(4, 130)));
+        }
+    }
+
+    #[test]
+    fn without_one_of_the_parts_there_is_no_model() {
+        let prefill = Sample { shape: StepShape::prefill(0, 8), duration: Picos(5) };
+        assert_eq!(fit(&[prefill]), None);
+        assert_eq!(fit(&[]), None);
+    }
+}
