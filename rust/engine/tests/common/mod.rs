@@ -1,0 +1,114 @@
+//! A tiny model, small engines, and waits that fail instead of hanging.
+
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+use std::time::Duration;
+
+use kvrelay_core::latency::Link;
+use kvrelay_core::latency::linear::{DecodeTerms, Linear, PrefillTerms};
+use kvrelay_core::policy::{Policy, built_in};
+use kvrelay_core::record::{FinishReason, RequestRecord};
+use kvrelay_core::scheduler::Belief;
+use kvrelay_engine::{Engine, EngineConfig, Handle, Numerics, Output, Submission};
+use kvrelay_model::testing::TinyLlama;
+use kvrelay_model::{Model, philox};
+
+/// Longer than anything here takes; a wait that reaches it has hung.
+pub(crate) const HANG: Duration = Duration::from_secs(60);
+
+/// Tokens in a KV block.
+pub(crate) const BLOCK: u32 = 16;
+
+pub(crate) fn model() -> Arc<Model> {
+    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
+    MODEL.get_or_init(|| Arc::new(TinyLlama { num_layers: 2, ..TinyLlama::default() }.model())).clone()
+}
+
+/// Any belief will do where no test looks at it; measuring would cost time.
+pub(crate) fn belief(workers: usize) -> Belief {
+    let decode = DecodeTerms { constant: 0.2, per_context: 1e-4, per_row: 0.1 };
+    let model = Linear {
+        prefill: PrefillTerms { constant: 0.2, per_token: 0.05, per_square: 0.0 },
+        decode_small: decode,
+        decode_large: decode,
+        large_from: u32::MAX,
+    };
+    Belief { steps: vec![Arc::new(model); workers], link: Link::INSTANT, kv_bytes_per_token: 1024 }
+}
+
+pub(crate) fn config(topology: &str) -> EngineConfig {
+    let config = EngineConfig::new(topology.parse().unwrap());
+    let workers = config.topology.num_workers() as usize;
+    EngineConfig {
+        threads_per_worker: Some(1),
+        numerics: Numerics::Invariant,
+        kv_blocks: Some(64),
+        belief: Some(belief(workers)),
+        ..config
+    }
+}
+
+pub(crate) fn policy(name: &str) -> Box<dyn Policy> {
+    built_in(name).unwrap()
+}
+
+pub(crate) fn engine(topology: &str, name: &str) -> Engine {
+    Engine::new(model(), config(topology), policy(name)).unwrap()
+}
+
+/// Ordinary ids, others for every seed.
+pub(crate) fn ids(seed: u64, count: u32) -> Vec<u32> {
+    (0..u64::from(count)).map(|i| 3 + (philox::uniform(seed, i) * 256.0) as u32).collect()
+}
+
+pub(crate) fn submission(prompt: Vec<u32>, max_tokens: u32) -> Submission {
+    Submission { prompt, max_tokens, ignore_eos: true, ..Submission::default() }
+}
+
+/// All that a request gave.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) text: String,
+    pub(crate) record: RequestRecord,
+    pub(crate) reason: Option<FinishReason>,
+}
+
+pub(crate) fn next(handle: &Handle) -> Option<Output> {
+    match handle.recv_timeout(HANG) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("request {} hangs", handle.id().0),
+    }
+}
+
+/// Waits for the end of a request.
+pub(crate) fn answer(handle: &Handle) -> Answer {
+    let (mut ids, mut text) = (Vec::new(), String::new());
+    while let Some(output) = next(handle) {
+        match output {
+            Output::Token { ids: new, text: piece } => {
+                assert!(!new.is_empty());
+                ids.extend(new);
+                text.push_str(&piece);
+            }
+            Output::Finished { record, reason } => {
+                assert_eq!(next(handle), None, "nothing comes after the end");
+                return Answer { ids, text, record: *record, reason };
+            }
+        }
+    }
+    panic!("request {} ended without a last piece", handle.id().0);
+}
+
+/// Runs `body` on a thread of its own, and fails if it hangs.
+pub(crate) fn guarded<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || done.send(body()));
+    match result.recv_timeout(HANG) {
+        Ok(value) => value,
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("it hangs"),
+        Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
+            std::panic::resume_unwind(thread.join().expect_err("it sent nothing"))
+        }
+    }
+}
