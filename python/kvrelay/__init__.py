@@ -15,6 +15,7 @@ from kvrelay import datasets, errors, plot, policies
 from kvrelay._core import ClusterView, RequestView, WorkerView, __version__
 from kvrelay.check import PolicyReport, check_policy
 from kvrelay.describe import SLO, Cluster, Lengths, Link, empirical, gpus, lognormal, models, uniform
+from kvrelay.engine import Engine, Output, Stream, WorkerInfo
 from kvrelay.errors import (
     ConfigError,
     DatasetError,
@@ -42,6 +43,7 @@ __all__ = [
     "ConfigError",
     "DatasetError",
     "Demote",
+    "Engine",
     "EngineError",
     "ForkError",
     "Hold",
@@ -51,6 +53,7 @@ __all__ = [
     "Link",
     "MaxGoodput",
     "ModelError",
+    "Output",
     "Placement",
     "Policy",
     "PolicyError",
@@ -62,6 +65,8 @@ __all__ = [
     "Result",
     "StaleView",
     "StalledError",
+    "Stream",
+    "WorkerInfo",
     "WorkerView",
     "Workload",
     "WorkloadError",

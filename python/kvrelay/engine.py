@@ -344,11 +344,11 @@ class Engine:
 
 
 def _check_device(device: str) -> None:
-    from kvrelay.devices import devices
-
     if device in ("cpu", "auto"):
         return
     if device.startswith("cuda"):
+        from kvrelay.devices import devices
+
         raise ConfigError(f"device {device!r}: {devices().why_no_cuda}", device=device)
     raise ConfigError(f"device {device!r}; known: cpu, auto, cuda, cuda:0, …", device=device)
 

@@ -53,6 +53,12 @@ impl Doorkeeper {
     }
 }
 
+impl kvrelay_engine::Watch for Doorkeeper {
+    fn look(&mut self, arrived: u64, over: u64, now: Time) -> ControlFlow<()> {
+        Doorkeeper::look(self, arrived, over, now)
+    }
+}
+
 impl Watch for Doorkeeper {
     fn look(&mut self, arrived: u64, over: u64, now: Time) -> ControlFlow<()> {
         Doorkeeper::look(self, arrived, over, now)

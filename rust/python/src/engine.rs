@@ -1,5 +1,6 @@
 //! The engine, as `kvrelay.Engine` wraps it: requests in, pieces out, workloads run.
 
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
@@ -9,7 +10,7 @@ use kvrelay_core::scheduler::Limits;
 use kvrelay_core::time::Time;
 use kvrelay_engine::{EngineConfig, EngineError, Numerics, Output, RunOptions, Submission};
 use kvrelay_model::{ChatMessage, Model, ModelError, SamplingParams};
-use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use numpy::PyArray2;
 use pyo3::prelude::*;
 
 use crate::door::{Doorkeeper, LOOK_EVERY};
@@ -31,7 +32,7 @@ pub(crate) struct Engine {
 /// A request under way.
 #[pyclass(frozen, module = "kvrelay._core")]
 pub(crate) struct Handle {
-    handle: Arc<kvrelay_engine::Handle>,
+    handle: ManuallyDrop<Arc<kvrelay_engine::Handle>>,
     process: door::Process,
 }
 
@@ -62,13 +63,18 @@ impl Piece {
                 ids: Vec::new(),
                 text: String::new(),
                 finished: true,
-                reason: reason.map(|reason| reason.name().to_owned()).or_else(|| record.reason.as_deref().map(str::to_owned)),
+                reason: reason
+                    .map(|reason| reason.name().to_owned())
+                    .or_else(|| record.reason.as_deref().map(str::to_owned)),
                 status: Some(record.status.name()),
                 record: Some(Py::new(py, Result::of_one(*record))?),
             },
         })
     }
 }
+
+/// Role, device, threads, cores, KV blocks.
+type WorkerRow = (&'static str, String, usize, Vec<usize>, u32);
 
 fn model_error(py: Python<'_>, error: &ModelError) -> PyErr {
     error::raise(py, "ModelError", error)
@@ -118,7 +124,8 @@ impl Engine {
         config.pin = pin;
         config.kv_blocks = kv_blocks;
         config.kv_memory = kv_memory.unwrap_or(config.kv_memory);
-        config.limits = Limits { block_tokens, max_batch, max_prefill_tokens, max_model_len, ..config.limits };
+        config.limits =
+            Limits { block_tokens, max_batch, max_prefill_tokens, max_model_len, ..config.limits };
         config.prefix_caching = prefix_caching;
         config.seed = seed;
         // The loop keeps a thread state, so that a policy's call costs no new one.
@@ -140,7 +147,7 @@ impl Engine {
     /// The most tokens a sequence may have.
     #[getter]
     fn context(&self) -> u32 {
-        self.model.config().max_positions as u32
+        self.model.config().context_length as u32
     }
 
     /// Token ids of a text.
@@ -159,7 +166,8 @@ impl Engine {
     /// Token ids of a chat, given as (role, content) pairs, up to where the assistant answers.
     fn chat_ids(&self, py: Python<'_>, messages: Vec<(String, String)>) -> PyResult<Vec<u32>> {
         self.process.check(py)?;
-        let messages: Vec<_> = messages.into_iter().map(|(role, content)| ChatMessage::new(role, content)).collect();
+        let messages: Vec<_> =
+            messages.into_iter().map(|(role, content)| ChatMessage::new(role, content)).collect();
         self.model.chat_ids(&messages).map_err(|error| model_error(py, &error))
     }
 
@@ -195,7 +203,7 @@ impl Engine {
             EngineError::Model(error) => error::raise(py, "RequestError", error),
             error => engine_error(py, error),
         })?;
-        Ok(Handle { handle: Arc::new(handle), process: self.process })
+        Ok(Handle { handle: ManuallyDrop::new(Arc::new(handle)), process: self.process })
     }
 
     /// Runs a workload in real time.
@@ -226,14 +234,12 @@ impl Engine {
     /// `[len(ids), vocabulary]`.
     fn logits<'py>(&self, py: Python<'py>, ids: Vec<u32>) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let engine = self.open(py)?;
-        let count = ids.len();
         let logits = py.detach(|| engine.logits(&ids)).map_err(|error| engine_error(py, error))?;
-        let width = logits.len().checked_div(count).unwrap_or(0);
-        PyArray1::from_vec(py, logits).reshape([count, width])
+        Ok(PyArray2::from_vec2(py, &logits)?)
     }
 
     /// Per worker: role, device, threads, cores, KV blocks.
-    fn workers(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, String, usize, Vec<usize>, u32)>> {
+    fn workers(&self, py: Python<'_>) -> PyResult<Vec<WorkerRow>> {
         let engine = self.open(py)?;
         let workers = py.detach(|| engine.workers());
         Ok(workers
@@ -251,7 +257,7 @@ impl Engine {
     /// Times that a policy failed while serving, and `fcfs` decided instead.
     fn num_policy_faults(&self, py: Python<'_>) -> PyResult<u64> {
         let engine = self.open(py)?;
-        Ok(py.detach(|| engine.num_policy_faults()))
+        Ok(py.detach(|| engine.policy_faults()).0)
     }
 
     /// Stops the workers; what is live ends.
@@ -313,7 +319,7 @@ impl Handle {
     /// The same as an awaitable, for any running event loop.
     fn next_async<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.process.check(py)?;
-        let handle = Arc::clone(&self.handle);
+        let handle = Arc::clone(&*self.handle);
         pyo3_async_runtimes::tokio::future_into_py(py, async move {
             let output = handle.next().await;
             Python::attach(|py| output.map(|output| Piece::new(py, output)).transpose())
@@ -330,8 +336,10 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.process.is_this() {
-            std::mem::forget(Arc::clone(&self.handle));
+        // A forked child has nobody to tell that the request is not wanted any more.
+        if self.process.is_this() {
+            // SAFETY: dropped here alone, and never used after.
+            unsafe { ManuallyDrop::drop(&mut self.handle) }
         }
     }
 }

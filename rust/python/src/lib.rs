@@ -3,6 +3,7 @@
 
 mod cluster;
 mod door;
+mod engine;
 mod error;
 mod objectives;
 mod policy;
@@ -18,6 +19,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::cluster::{Cluster, gpu_names, model_names, profile_names};
+    #[pymodule_export]
+    use super::engine::{Engine, Handle, Piece};
     #[pymodule_export]
     use super::policy::BuiltIn;
     #[pymodule_export]
