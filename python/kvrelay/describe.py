@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvrelay import _core
+from kvrelay.checks import MAX_U64, number, optional_whole, text, whole
 from kvrelay.errors import ConfigError
 
 
@@ -44,9 +45,7 @@ class SLO:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ConfigError(f"SLO {name} is {value!r}; it must be seconds or None", value=value)
-            if not 0 < value < float("inf"):
+            if not 0 < number(f"SLO {name}", value) < float("inf"):
                 raise ConfigError(
                     f"SLO {name} is {value} s; it must be above 0 and finite, or None", value=value
                 )
@@ -102,9 +101,7 @@ def empirical(quantiles: Any) -> Lengths:
 def _lengths_spec(value: int | Lengths) -> int | tuple[str, list[float]]:
     if isinstance(value, Lengths):
         return value._spec()
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ConfigError(f"lengths are {value!r}; they must be a number of tokens or a law like kr.lognormal")
-    return int(value)
+    return whole("lengths (a number of tokens, or a law like kr.lognormal)", value, -(2**63), 2**63 - 1)
 
 
 @dataclass(frozen=True)
@@ -117,6 +114,10 @@ class Link:
 
     bandwidth: float
     latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        number("link bandwidth", self.bandwidth)
+        number("link latency", self.latency, 0.0)
 
 
 class Cluster:
@@ -176,21 +177,20 @@ class Cluster:
         per_role = _tp_per_role(tp)
         bandwidth = link.bandwidth if isinstance(link, Link) else None
         self._core = _core.Cluster(
-            topology,
-            model,
-            gpu,
-            latency,
+            text("topology", topology),
+            text("model", model),
+            text("gpu", gpu),
+            text("latency", latency),
             per_role,
-            link if isinstance(link, str) else None,
+            None if link is None or isinstance(link, Link) else text("link", link),
             bandwidth,
             link.latency if isinstance(link, Link) else 0.0,
-            kv_tokens,
-            block_tokens,
-            max_batch,
-            max_prefill_tokens,
-            max_model_len,
-            256,
-            prefix_caching,
+            optional_whole("kv_tokens", kv_tokens, 1, MAX_U64),
+            whole("block_tokens", block_tokens, 1),
+            whole("max_batch", max_batch, 1),
+            whole("max_prefill_tokens", max_prefill_tokens, 1),
+            optional_whole("max_model_len", max_model_len, 1),
+            bool(prefix_caching),
         )
 
     @property
@@ -227,8 +227,7 @@ def _tp_per_role(tp: int | Mapping[str, int]) -> list[int]:
     for role, count in given.items():
         if role not in ("prefill", "decode", "mixed"):
             raise ConfigError(f"tp of role {role!r}; roles are prefill, decode, mixed")
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1024:
-            raise ConfigError(f"tp is {count!r}; it must be a number of GPUs from 1 to 1024", tp=count)
+        whole("tp", count, 1, 1024)
     return [given.get(role, 1) for role in ("prefill", "decode", "mixed")]
 
 

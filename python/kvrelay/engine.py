@@ -12,6 +12,7 @@ from typing import Any, overload
 import pandas as pd
 
 from kvrelay import _core
+from kvrelay.checks import MAX_U32, MAX_U64, number, optional_whole, text, whole
 from kvrelay.describe import SLO
 from kvrelay.errors import ConfigError, EngineError, RequestError
 from kvrelay.hub import find_model
@@ -166,29 +167,27 @@ class Engine:
         seed: int = 0,
     ) -> None:
         _check_device(device)
-        for name, value in (("block_tokens", block_tokens), ("max_batch", max_batch), ("max_prefill_tokens", max_prefill_tokens)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number from 1 on", value=value)
-        if kv_tokens is not None and kv_tokens < block_tokens:
-            raise ConfigError(f"kv_tokens is {kv_tokens}, less than a block of {block_tokens}", kv_tokens=kv_tokens)
+        block_tokens = whole("block_tokens", block_tokens, 1)
+        kv_tokens = optional_whole("kv_tokens", kv_tokens, block_tokens, MAX_U32 * block_tokens)
         self.topology = topology
         self.policy = policy
         self.path = find_model(model)
+        self._name = os.fspath(model)
         self._core = _core.Engine(
             self.path,
-            topology,
+            text("topology", topology),
             resolve(policy),
-            numerics,
-            threads_per_worker,
-            pin,
+            text("numerics", numerics),
+            optional_whole("threads_per_worker", threads_per_worker, 1, 1024),
+            bool(pin),
             None if kv_tokens is None else kv_tokens // block_tokens,
             None,
             block_tokens,
-            max_batch,
-            max_prefill_tokens,
-            max_model_len,
-            prefix_caching,
-            seed,
+            whole("max_batch", max_batch, 1),
+            whole("max_prefill_tokens", max_prefill_tokens, 1),
+            optional_whole("max_model_len", max_model_len, 1),
+            bool(prefix_caching),
+            whole("seed", seed, 0, MAX_U64),
         )
         # Also when the interpreter ends: a worker must not outlive what its policy needs.
         self._finalizer = weakref.finalize(self, self._core.close)
@@ -201,12 +200,14 @@ class Engine:
     def generate(self, prompt: Any, max_tokens: int = 64, **options: Any) -> Any:
         """Text for a prompt; for a list of prompts a list, served together.
 
-        A prompt is text or token ids; a flat list of ints is one prompt. Options: ``temperature`` (0 is
+        A prompt is text or token ids; a flat list of ints is one prompt. Options: ``temperature`` (0, the default, is
         greedy), ``top_k``, ``top_p``, ``seed``, ``stop`` (one string or several), ``ignore_eos``, ``slo``,
         ``priority``.
 
         Raises :class:`kvrelay.RequestError` for a request that cannot be served, with the numbers.
         """
+        if not isinstance(prompt, (str, Sequence)) and not hasattr(prompt, "__array__"):
+            raise RequestError(f"prompt is {prompt!r}; it must be text, token ids, or a list of these")
         many = not isinstance(prompt, str) and not _is_ids(prompt)
         prompts = list(prompt) if many else [prompt]
         streams: list[Stream] = []
@@ -262,7 +263,10 @@ class Engine:
         Prompts are made-up token ids (sharing prefixes where the workload says so); end of sequence is
         ignored and every request produces exactly its length. ``policy`` is the engine's own by default.
         """
+        if not isinstance(workload, Workload):
+            raise ConfigError(f"run takes a Workload, not {type(workload).__name__}")
         used = self.policy if policy is None else policy
+        seed, until = whole("seed", seed, 0, MAX_U64), None if until is None else number("until", until, 0.0)
         with _bar(len(workload), "run", progress) as tell:
             core = self._core.run(workload._core, None if policy is None else resolve(policy), seed, until, tell)
         title = f"{self.topology}, {name_of(used)}: {workload._core.description}"
@@ -270,15 +274,17 @@ class Engine:
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, as :meth:`generate` makes them."""
+        if not isinstance(text, str):
+            raise RequestError(f"text is {text!r}; it must be a string")
         return self._core.tokenize(text)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids."""
-        return self._core.detokenize(list(token_ids))
+        return self._core.detokenize(_checked_ids(token_ids))
 
     def logits(self, token_ids: Sequence[int]) -> Any:
         """Logits after every token of a sequence: a float32 array ``[len(token_ids), vocabulary]``."""
-        return self._core.logits(list(token_ids))
+        return self._core.logits(_checked_ids(token_ids))
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -303,33 +309,31 @@ class Engine:
     def _submit(self, prompt: Prompt, max_tokens: int, options: Mapping[str, Any]) -> Stream:
         given = dict(options)
         stop = given.pop("stop", ())
-        sampling = {
-            "temperature": given.pop("temperature", 0.0),
-            "top_k": given.pop("top_k", 0),
-            "top_p": given.pop("top_p", 1.0),
-            "seed": given.pop("seed", 0),
-        }
-        ignore_eos, slo, priority = given.pop("ignore_eos", False), given.pop("slo", None), given.pop("priority", 0)
+        sampling = (
+            number("temperature", given.pop("temperature", 0.0), error=RequestError),
+            whole("top_k", given.pop("top_k", 0), -(2**63), 2**63 - 1, RequestError),
+            number("top_p", given.pop("top_p", 1.0), error=RequestError),
+            whole("seed", given.pop("seed", 0), 0, MAX_U64, RequestError),
+        )
+        ignore_eos, slo = given.pop("ignore_eos", False), given.pop("slo", None)
+        priority = whole("priority", given.pop("priority", 0), -(2**31), 2**31 - 1, RequestError)
         if given:
-            raise RequestError(f"option {next(iter(given))!r}; known: temperature, top_k, top_p, seed, stop, ignore_eos, slo, priority")
+            known = "temperature, top_k, top_p, seed, stop, ignore_eos, slo, priority"
+            raise RequestError(f"option {next(iter(given))!r}; known: {known}")
         if slo is not None and not isinstance(slo, SLO):
             raise RequestError(f"slo is {slo!r}; it must be a kvrelay.SLO or None")
-        max_tokens = _whole("max_tokens", max_tokens, 1, 2**31)
-        checked = {
-            "temperature": _number("temperature", sampling["temperature"]),
-            "top_k": _whole("top_k", sampling["top_k"], -(2**63), 2**63),
-            "top_p": _number("top_p", sampling["top_p"]),
-            "seed": _whole("seed", sampling["seed"], 0, 2**64),
-        }
-        stops = [stop] if isinstance(stop, str) else list(stop)
+        max_tokens = whole("max_tokens", max_tokens, 1, MAX_U32, RequestError)
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        if not all(isinstance(one, str) for one in stops):
+            raise RequestError(f"stop is {stop!r}; it must be a string or strings", value=stop)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else _checked_ids(prompt)
-        handle = self._core.submit(ids, max_tokens, *checked.values(), stops, bool(ignore_eos), slo, int(priority))
+        handle = self._core.submit(ids, max_tokens, *sampling, stops, bool(ignore_eos), slo, priority)
         return Stream(handle, ids)
 
     def __repr__(self) -> str:
         if self._core.closed:
-            return f"Engine({self._core.model_name!r}, closed)"
-        return f"Engine({self._core.model_name!r}, {self.topology!r}, policy={name_of(self.policy)!r})"
+            return f"Engine({self._name!r}, closed)"
+        return f"Engine({self._name!r}, {self.topology!r}, policy={name_of(self.policy)!r})"
 
     def _repr_html_(self) -> str:
         if self._core.closed:
@@ -340,10 +344,11 @@ class Engine:
             for index, worker in enumerate(self.workers)
         )
         head = "<tr><th>worker</th><th>role</th><th>device</th><th>threads</th><th>KV blocks</th></tr>"
-        return f"<b>{html.escape(self._core.model_name)}</b>, {self.topology}, policy {html.escape(name_of(self.policy))}<table>{head}{rows}</table>"
+        return f"<b>{html.escape(self._name)}</b> ({html.escape(self._core.model_name)}), {self.topology}, policy {html.escape(name_of(self.policy))}<table>{head}{rows}</table>"
 
 
-def _check_device(device: str) -> None:
+def _check_device(device: Any) -> None:
+    device = text("device", device)
     if device in ("cpu", "auto"):
         return
     if device.startswith("cuda"):
@@ -358,21 +363,4 @@ def _is_ids(prompt: Any) -> bool:
 
 
 def _checked_ids(prompt: Any) -> list[int]:
-    ids = []
-    for index, item in enumerate(prompt):
-        if isinstance(item, bool) or not hasattr(item, "__index__") or not 0 <= int(item) < 1 << 32:
-            raise RequestError(f"prompt[{index}] is {item!r}; it must be a token id", index=index)
-        ids.append(int(item))
-    return ids
-
-
-def _whole(name: str, value: Any, low: int, end: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= int(value) < end:
-        raise RequestError(f"{name} is {value!r}; it must be a whole number from {low} to {end - 1}", value=value)
-    return int(value)
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RequestError(f"{name} is {value!r}; it must be a number", value=value)
-    return float(value)
+    return [whole(f"prompt[{index}]", item, 0, MAX_U32, RequestError) for index, item in enumerate(prompt)]

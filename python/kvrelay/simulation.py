@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tqdm.auto import tqdm
 
 from kvrelay import _core
+from kvrelay.checks import MAX_U64, number, whole
 from kvrelay.describe import Cluster
 from kvrelay.errors import ConfigError
 from kvrelay.policies import PolicyLike, name_of, resolve
@@ -59,6 +60,7 @@ def simulate(
     """
     if not isinstance(workload, Workload) or not isinstance(cluster, Cluster):
         raise ConfigError(f"simulate takes a Workload and a Cluster, not {type(workload).__name__} and {type(cluster).__name__}")
+    seed, until = whole("seed", seed, 0, MAX_U64), None if until is None else number("until", until, 0.0)
     title = f"{cluster.topology}, {name_of(policy)}: {workload._core.description}"
     with _bar(len(workload), "simulate", progress) as tell:
         core = _core.simulate(

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from kvrelay import _core
+from kvrelay.checks import MAX_U32, MAX_U64, number, whole
 from kvrelay.describe import SLO, Lengths, _lengths_spec
 from kvrelay.errors import WorkloadError
 
@@ -121,6 +122,7 @@ class Workload:
         spec: ClassSpec,
         seed: int,
     ) -> Workload:
+        rate = number("rate", rate, error=WorkloadError)
         return cls(
             _core.Workload.synthetic(
                 process, rate, cv, _count("num_requests", num_requests), _lengths_spec(prompt_tokens),
@@ -246,11 +248,11 @@ class Workload:
 
     def at_rate(self, rate: float) -> Workload:
         """The same arrivals, rescaled to ``rate`` requests per second."""
-        return Workload(self._core.at_rate(rate))
+        return Workload(self._core.at_rate(number("rate", rate, error=WorkloadError)))
 
     def scaled_lengths(self, divide: int) -> Workload:
         """The same arrivals with all lengths divided by ``divide``, rounded, at least 1."""
-        return Workload(self._core.scaled_lengths(divide))
+        return Workload(self._core.scaled_lengths(whole("divide", divide, 0, MAX_U32, WorkloadError)))
 
     @property
     def rate(self) -> float | None:
@@ -296,16 +298,12 @@ def _field(record: Mapping[str, Any], key: str, default: Any = None) -> Any:
     return default if missing else value
 
 
-def _count(name: str, value: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
-        raise WorkloadError(f"{name} is {value!r}; it must be a whole number from 1 on", value=value)
-    return int(value)
+def _count(name: str, value: Any) -> int:
+    return whole(name, value, 0, MAX_U32, WorkloadError)
 
 
-def _seed(seed: int) -> int:
-    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= int(seed) < 1 << 64:
-        raise WorkloadError(f"seed is {seed!r}; it must be a whole number from 0 to 2**64 - 1", value=seed)
-    return int(seed)
+def _seed(seed: Any) -> int:
+    return whole("seed", seed, 0, MAX_U64, WorkloadError)
 
 
 def presets() -> list[str]:

@@ -231,7 +231,10 @@ def test_every_row_has_its_own_settings(engine):
         ({"max_batch": 0}, "max_batch is 0"),
         ({"max_model_len": 10**6}, "1000000"),
         ({"policy": "best"}, "built in are fcfs"),
-        ({"kv_tokens": 10**12}, "memory"),
+        ({"kv_tokens": 10**10}, "memory"),
+        ({"kv_tokens": 10**12}, "kv_tokens is 1000000000000"),
+        ({"threads_per_worker": 0}, "threads_per_worker is 0"),
+        ({"seed": -1}, "seed is -1"),
     ],
 )
 def test_an_engine_that_cannot_be_says_why(options, message):

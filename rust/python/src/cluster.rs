@@ -108,7 +108,7 @@ fn link(
 impl Cluster {
     /// `tp` is per role: prefill, decode, mixed. `kv_tokens` replaces the capacity of every worker.
     #[new]
-    #[pyo3(signature = (topology, model, gpu, latency_name, tp, link_name, link_bandwidth, link_latency, kv_tokens, block_tokens, max_batch, max_prefill_tokens, max_model_len, max_repeat, prefix_caching))]
+    #[pyo3(signature = (topology, model, gpu, latency_name, tp, link_name, link_bandwidth, link_latency, kv_tokens, block_tokens, max_batch, max_prefill_tokens, max_model_len, prefix_caching))]
     fn new(
         py: Python<'_>,
         topology: &str,
@@ -124,7 +124,6 @@ impl Cluster {
         max_batch: u32,
         max_prefill_tokens: u32,
         max_model_len: Option<u32>,
-        max_repeat: u32,
         prefix_caching: bool,
     ) -> PyResult<Cluster> {
         let topology: Topology = topology.parse().map_err(|error| error::config(py, error))?;
@@ -134,20 +133,13 @@ impl Cluster {
             ("block_tokens", block_tokens),
             ("max_batch", max_batch),
             ("max_prefill_tokens", max_prefill_tokens),
-            ("max_repeat", max_repeat),
         ] {
             if value == 0 {
                 return Err(error::config(py, format!("{name} is 0; it must be at least 1")));
             }
         }
-        let limits = Limits {
-            block_tokens,
-            max_batch,
-            max_prefill_tokens,
-            max_chunk_tokens: None,
-            max_repeat,
-            max_model_len,
-        };
+        let limits =
+            Limits { block_tokens, max_batch, max_prefill_tokens, max_model_len, ..Limits::default() };
         let mut workers = Vec::new();
         for role in topology.roles() {
             let tp = tp[role_index(role)];
