@@ -14,7 +14,7 @@ same policy::
 from kvrelay import datasets, errors, plot, policies
 from kvrelay._core import ClusterView, RequestView, WorkerView, __version__
 from kvrelay.check import PolicyReport, check_policy
-from kvrelay.describe import SLO, Cluster, Lengths, Link, empirical, gpus, lognormal, models, uniform
+from kvrelay.describe import SLO, Cluster, Lengths, Link, empirical, gpus, latencies, lognormal, models, uniform
 from kvrelay.engine import Engine, Output, Stream, WorkerInfo
 from kvrelay.errors import (
     ConfigError,
@@ -76,6 +76,7 @@ __all__ = [
     "empirical",
     "errors",
     "gpus",
+    "latencies",
     "lognormal",
     "max_goodput",
     "models",

