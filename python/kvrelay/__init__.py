@@ -15,6 +15,7 @@ from kvrelay import datasets, errors, plot, policies
 from kvrelay._core import ClusterView, RequestView, WorkerView, __version__
 from kvrelay.check import PolicyReport, check_policy
 from kvrelay.describe import SLO, Cluster, Lengths, Link, empirical, gpus, latencies, lognormal, models, uniform
+from kvrelay.devices import CpuDevice, CudaDevice, Devices, cuda_available, devices
 from kvrelay.engine import Engine, Output, Stream, WorkerInfo
 from kvrelay.errors import (
     ConfigError,
@@ -41,8 +42,11 @@ __all__ = [
     "Cluster",
     "ClusterView",
     "ConfigError",
+    "CpuDevice",
+    "CudaDevice",
     "DatasetError",
     "Demote",
+    "Devices",
     "Engine",
     "EngineError",
     "ForkError",
@@ -72,7 +76,9 @@ __all__ = [
     "WorkloadError",
     "__version__",
     "check_policy",
+    "cuda_available",
     "datasets",
+    "devices",
     "empirical",
     "errors",
     "gpus",

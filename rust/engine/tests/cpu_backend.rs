@@ -56,13 +56,13 @@ fn alone(weights: &Arc<CpuWeights>, ids: &[u32]) -> Vec<u32> {
 }
 
 fn ids(seed: u64, count: usize) -> Vec<u32> {
-    (0..count as u64).map(|i| (kvrelay_model::philox::uniform(seed, i) * 270.0) as u32).collect()
+    (0..count as u64).map(|i| (kvrelay_model::sampling::uniform(seed, i) * 270.0) as u32).collect()
 }
 
 /// A block table for each sequence out of one shuffled pool, none shared.
 fn tables(seed: u64, sequences: usize) -> Vec<Vec<u32>> {
     let mut order: Vec<u32> = (0..BLOCKS as u32).collect();
-    order.sort_by_key(|&b| kvrelay_model::philox::philox4x32_10([b, 0, 0, 0], [seed as u32, 1])[0]);
+    order.sort_by_key(|&b| kvrelay_core::rng::philox4x32([seed as u32, 1], [b, 0, 0, 0])[0]);
     order.chunks(BLOCKS / sequences).take(sequences).map(<[u32]>::to_vec).collect()
 }
 

@@ -12,7 +12,6 @@ pub mod family;
 pub mod gguf;
 pub mod hf;
 mod model;
-pub mod philox;
 pub mod rope;
 pub mod safetensors;
 pub mod sampling;

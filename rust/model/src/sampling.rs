@@ -12,7 +12,9 @@
 
 use std::cmp::Ordering;
 
-use crate::{ModelError, philox};
+use kvrelay_core::rng::philox4x32;
+
+use crate::ModelError;
 
 /// How one request chooses its tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -84,7 +86,7 @@ impl Sampler {
         for (weight, &logit) in self.weights.iter_mut().zip(logits) {
             *weight = libm::exp((f64::from(logit) - max) / temperature);
         }
-        let draw = philox::uniform(params.seed, position);
+        let draw = uniform(params.seed, position);
         let vocab = logits.len();
         let k = usize::try_from(params.top_k).ok().filter(|&k| k > 0 && k < vocab).unwrap_or(vocab);
         if k == vocab && params.top_p == 1.0 {
@@ -140,6 +142,16 @@ pub fn argmax(logits: &[f32]) -> Result<u32, ModelError> {
     Ok(best as u32)
 }
 
+/// The draw of request `seed` for the token at `position`, in `[0, 1)` with 53 bits: Philox4x32-10
+/// with key = seed (low word first), counter = position (low word first, upper two words zero). So
+/// any draw can be computed alone, on every device.
+pub fn uniform(seed: u64, position: u64) -> f64 {
+    let key = [seed as u32, (seed >> 32) as u32];
+    let [low, high, ..] = philox4x32(key, [position as u32, (position >> 32) as u32, 0, 0]);
+    let bits = (u64::from(high) << 32 | u64::from(low)) >> 11;
+    bits as f64 * (1.0 / (1_u64 << 53) as f64)
+}
+
 /// The first id at which the running weight exceeds `draw` of the total.
 fn walk(weights: &[f64], ids: impl Iterator<Item = u32> + Clone, draw: f64) -> Option<u32> {
     let total: f64 = ids.clone().map(|id| weights[id as usize]).sum();
@@ -185,6 +197,28 @@ mod tests {
         for top_k in [-1, 0, 1, 4, 5, 1_000_000_000, i64::MAX] {
             params(0.7, top_k, 0.9, 0).validate().unwrap();
         }
+    }
+
+    /// Published texts are reproduced from their seeds: the stream may never change.
+    #[test]
+    fn the_stream_is_pinned() {
+        for (seed, position, bits) in [
+            (0, 0, 0x3fec_2d38_b1ac_c4fd),
+            (7, 0, 0x3fe8_013f_3b9e_8c0f),
+            (7, 1, 0x3fe9_72f7_826d_05d1),
+            (7 | 1 << 40, 5, 0x3fcb_e7e0_a6b6_a798),
+            (u64::MAX, 1 << 33, 0x3fd9_4cad_81d8_985c),
+        ] {
+            assert_eq!(uniform(seed, position).to_bits(), bits, "seed {seed}, position {position}");
+        }
+    }
+
+    #[test]
+    fn draws_are_uniform() {
+        let draws: Vec<f64> = (0..10_000).map(|position| uniform(7, position)).collect();
+        assert!(draws.iter().all(|u| (0.0..1.0).contains(u)));
+        let mean = draws.iter().sum::<f64>() / 10_000.0;
+        assert!((mean - 0.5).abs() < 0.01, "{mean}");
     }
 
     #[test]

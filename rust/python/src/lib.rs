@@ -2,6 +2,7 @@
 //! pure-Python package on top says what users see.
 
 mod cluster;
+mod devices;
 mod door;
 mod engine;
 mod error;
@@ -19,6 +20,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::cluster::{Cluster, gpu_names, model_names, profile_names};
+    #[pymodule_export]
+    use super::devices::{cpu, cuda};
     #[pymodule_export]
     use super::engine::{Engine, Handle, Piece};
     #[pymodule_export]

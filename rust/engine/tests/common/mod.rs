@@ -11,7 +11,8 @@ use kvrelay_core::record::{FinishReason, RequestRecord};
 use kvrelay_core::scheduler::Belief;
 use kvrelay_engine::{Engine, EngineConfig, Handle, Numerics, Output, Submission};
 use kvrelay_model::testing::TinyLlama;
-use kvrelay_model::{Model, philox};
+use kvrelay_model::Model;
+use kvrelay_model::sampling::uniform;
 
 /// Longer than anything here takes; a wait that reaches it has hung.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
@@ -58,7 +59,7 @@ pub(crate) fn engine(topology: &str, name: &str) -> Engine {
 
 /// Ordinary ids, others for every seed.
 pub(crate) fn ids(seed: u64, count: u32) -> Vec<u32> {
-    (0..u64::from(count)).map(|i| 3 + (philox::uniform(seed, i) * 256.0) as u32).collect()
+    (0..u64::from(count)).map(|i| 3 + (uniform(seed, i) * 256.0) as u32).collect()
 }
 
 pub(crate) fn submission(prompt: Vec<u32>, max_tokens: u32) -> Submission {

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 pub use gguf_writer::GgufWriter;
 pub use quantise::quantise;
 
-use crate::philox;
 use crate::rope::{self, RopeScaling};
+use crate::sampling::uniform;
 use crate::{DType, Model};
 
 /// What the tiny Llama looks like; the default has every feature that a layout can get wrong:
@@ -243,7 +243,7 @@ fn random(seed: u64, stream: u64, shape: &[usize]) -> Vec<f32> {
         [_] => (1.0, 0.2),
         _ => (0.0, (3.0 / shape[1] as f64).sqrt()),
     };
-    let number = |i| centre + width * (2.0 * philox::uniform(seed, stream << 32 | i) - 1.0);
+    let number = |i| centre + width * (2.0 * uniform(seed, stream << 32 | i) - 1.0);
     (0..count as u64).map(|i| number(i) as f32).collect()
 }
 

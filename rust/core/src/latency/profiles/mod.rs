@@ -24,27 +24,76 @@ pub enum ProfileError {
     /// No profile of this name.
     #[error(transparent)]
     Name(#[from] UnknownName),
-    /// The profile does not cover this model at this parallelism.
-    #[error("nothing is published under {profile:?} for {model} at tp = {tp}, pp = {pp}; published: {}", known.join(", "))]
-    NotPublished {
-        /// The profile, or the table of capacities.
-        profile: String,
-        /// The model.
+    /// The model is not covered at all.
+    #[error("no {table} is published for {model}, only for {}", known.join(", "))]
+    Model {
+        /// What was looked up: a profile's coefficients, or the KV capacities.
+        table: String,
+        /// The model, as given.
+        model: String,
+        /// The models that are covered.
+        known: Vec<&'static str>,
+    },
+    /// The model is covered, but not at this parallelism.
+    #[error("no {table} is published for {model} at tp = {tp}, pp = {pp}, only at {}", list(known))]
+    Parallelism {
+        /// What was looked up: a profile's coefficients, or the KV capacities.
+        table: String,
+        /// The model, as given.
         model: String,
         /// GPUs that share a layer.
         tp: u32,
         /// Pipeline stages.
         pp: u32,
-        /// What is published: models and their parallelism.
-        known: Vec<String>,
+        /// The tensor parallelism that is covered, each with its numbers of pipeline stages (none
+        /// listed: from 1 on).
+        known: Vec<(u32, Vec<u32>)>,
     },
+}
+
+fn list(known: &[(u32, Vec<u32>)]) -> String {
+    let entry = |(tp, stages): &(u32, Vec<u32>)| {
+        let stages: Vec<String> = stages.iter().map(u32::to_string).collect();
+        let stages = if stages.is_empty() { "from 1".to_owned() } else { format!("= {}", stages.join(", ")) };
+        format!("tp = {tp} (pp {stages})")
+    };
+    known.iter().map(entry).collect::<Vec<_>>().join(", ")
+}
+
+/// Why `rows`, a table's model, tensor parallelism and pipeline stages (`None`: from 1 on) in order, have
+/// nothing for a model at some parallelism.
+fn not_published(
+    table: String,
+    model: &str,
+    (tp, pp): (u32, u32),
+    rows: impl Iterator<Item = (&'static str, u32, Option<u32>)>,
+) -> ProfileError {
+    let wanted = canonical(model);
+    let mut models: Vec<&'static str> = Vec::new();
+    let mut known: Vec<(u32, Vec<u32>)> = Vec::new();
+    for (name, row_tp, stages) in rows {
+        if models.last() != Some(&name) {
+            models.push(name);
+        }
+        if name == wanted {
+            match known.last_mut() {
+                Some((tp, all)) if *tp == row_tp => all.extend(stages),
+                _ => known.push((row_tp, stages.into_iter().collect())),
+            }
+        }
+    }
+    let model = model.to_owned();
+    if known.is_empty() {
+        return ProfileError::Model { table, model, known: models };
+    }
+    ProfileError::Parallelism { table, model, tp, pp, known }
 }
 
 /// The coefficients published under `name` for `model` on A100-80GB with `tp` GPUs a layer and `pp`
 /// pipeline stages (any number: one stage's time is computed from the whole's).
 ///
 /// # Errors
-/// [`ProfileError`], with the combinations that are published.
+/// [`ProfileError`], with the models, or this model's parallelism, that are published.
 pub fn profile(name: &str, model: &str, tp: u32, pp: u32) -> Result<Linear, ProfileError> {
     let engine = canonical(name);
     if !PROFILE_NAMES.contains(&engine.as_str()) {
@@ -54,8 +103,8 @@ pub fn profile(name: &str, model: &str, tp: u32, pp: u32) -> Result<Linear, Prof
     let found = COEFFICIENTS.iter().find(|set| set.engine == engine && set.model == wanted && set.tp == tp);
     let (Some(set), true) = (found, pp > 0) else {
         let sets = COEFFICIENTS.iter().filter(|set| set.engine == engine);
-        let known = sets.map(|set| format!("{} at tp = {}", set.model, set.tp)).collect();
-        return Err(ProfileError::NotPublished { profile: engine, model: model.to_owned(), tp, pp, known });
+        let rows = sets.map(|set| (set.model, set.tp, None));
+        return Err(not_published(format!("{engine} profile"), model, (tp, pp), rows));
     };
     let stages = f64::from(pp);
     let [constant, per_token, per_square] = set.prefill.map(|x| x / stages);
@@ -75,19 +124,15 @@ fn decode_terms(published: [f64; 3], stages: f64) -> DecodeTerms {
 /// The tokens of KV that DistServe's engine holds for `model` on `tp` · `pp` A100-80GB.
 ///
 /// # Errors
-/// [`ProfileError`], with the combinations of this model that are published (or all).
+/// [`ProfileError`], with the models, or this model's parallelism, that are published.
 pub fn published_kv_capacity_tokens(model: &str, tp: u32, pp: u32) -> Result<u64, ProfileError> {
     let wanted = canonical(model);
     let found = CAPACITIES.iter().find(|row| (row.0, row.1, row.2) == (wanted.as_str(), tp, pp));
     if let Some(row) = found {
         return Ok(row.3);
     }
-    let of_model = |row: &&(&str, u32, u32, u64)| row.0 == wanted;
-    let any = CAPACITIES.iter().any(|row| of_model(&row));
-    let rows = CAPACITIES.iter().filter(|row| !any || of_model(row));
-    let known = rows.map(|row| format!("{} at tp = {}, pp = {}", row.0, row.1, row.2)).collect();
-    let profile = "KV capacity".to_owned();
-    Err(ProfileError::NotPublished { profile, model: model.to_owned(), tp, pp, known })
+    let rows = CAPACITIES.iter().map(|row| (row.0, row.1, Some(row.2)));
+    Err(not_published("KV capacity".to_owned(), model, (tp, pp), rows))
 }
 
 #[cfg(test)]
@@ -183,18 +228,30 @@ mod tests {
 
     #[test]
     fn what_is_not_published_is_refused_with_what_is() {
-        let message = profile("vllm", "llama-2-13b", 1, 1).unwrap_err().to_string();
-        assert!(
-            message.contains("llama-2-13b at tp = 1") && message.contains("opt-66b at tp = 3"),
-            "{message}"
+        let of_profile = |name, model, tp, pp| profile(name, model, tp, pp).unwrap_err().to_string();
+        let of_capacity =
+            |model, tp, pp| published_kv_capacity_tokens(model, tp, pp).unwrap_err().to_string();
+        assert_eq!(
+            of_profile("vllm", "llama-2-13b", 1, 1),
+            "no vllm profile is published for llama-2-13b, only for opt-13b, opt-66b"
         );
-        let message = profile("vlm", "opt-13b", 1, 1).unwrap_err().to_string();
+        let message = of_profile("vlm", "opt-13b", 1, 1);
         assert!(message.contains("nearest first: vllm, distserve"), "{message}");
-        assert!(profile("vllm", "opt-13b", 8, 1).is_err() && profile("vllm", "opt-13b", 1, 0).is_err());
-        let message = published_kv_capacity_tokens("opt-66b", 1, 1).unwrap_err().to_string();
-        assert!(message.contains("opt-66b at tp = 2, pp = 1") && !message.contains("opt-13b"), "{message}");
-        assert!(
-            published_kv_capacity_tokens("llama-2-7b", 1, 1).unwrap_err().to_string().contains("opt-175b")
+        assert_eq!(
+            of_profile("vllm", "opt-13b", 8, 1),
+            "no vllm profile is published for opt-13b at tp = 8, pp = 1, only at tp = 1 (pp from 1), \
+             tp = 2 (pp from 1), tp = 4 (pp from 1)"
+        );
+        assert!(of_profile("distserve", "OPT_13B", 1, 0).contains("pp = 0, only at tp = 1 (pp from 1), "));
+        assert_eq!(
+            of_capacity("llama-2-7b", 1, 1),
+            "no KV capacity is published for llama-2-7b, only for opt-13b, opt-66b, opt-175b"
+        );
+        assert_eq!(
+            of_capacity("opt-66b", 1, 1),
+            "no KV capacity is published for opt-66b at tp = 1, pp = 1, only at tp = 1 (pp = 2, 4, 8), \
+             tp = 2 (pp = 1, 2, 4, 8), tp = 3 (pp = 1, 2, 4, 8), tp = 4 (pp = 1, 2, 4, 8), \
+             tp = 6 (pp = 1, 2, 4, 8), tp = 8 (pp = 1, 2, 4, 8)"
         );
     }
 

@@ -51,6 +51,13 @@ impl Isa {
     }
 }
 
+/// The widest vector instructions that kernels use on this machine: `"AVX2"` or `"AVX-512"`, or
+/// `None` where they are compiled for the least that its architecture has.
+pub fn vector_instructions() -> Option<&'static str> {
+    let isa = Isa::detect();
+    (isa != Isa::Baseline).then(|| isa.name())
+}
+
 type Norm = unsafe fn(&mut [f32], Option<&[f32]>, &[f32], f32, &mut [f32]);
 
 /// One compiled version of each plain kernel; see [`plain`] for what they do.

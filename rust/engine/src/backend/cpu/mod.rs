@@ -23,7 +23,7 @@ use self::forward::Forward;
 use self::step::{Checks, StepBuffer};
 use super::{Backend, BackendError, KvGeometry, KvPool, Limits, Progress, Row, StepOutput, Ticket};
 
-pub use kernels::Tier;
+pub use kernels::{Tier, vector_instructions};
 pub use weights::CpuWeights;
 
 /// How a CPU backend runs.
