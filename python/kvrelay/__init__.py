@@ -14,7 +14,18 @@ same policy::
 from kvrelay import datasets, errors, plot, policies
 from kvrelay._core import ClusterView, RequestView, WorkerView, __version__
 from kvrelay.check import PolicyReport, check_policy
-from kvrelay.describe import SLO, Cluster, Lengths, Link, empirical, gpus, latencies, lognormal, models, uniform
+from kvrelay.describe import (
+    SLO,
+    Cluster,
+    Lengths,
+    Link,
+    empirical,
+    gpus,
+    latencies,
+    lognormal,
+    models,
+    uniform,
+)
 from kvrelay.devices import CpuDevice, CudaDevice, Devices, cuda_available, devices
 from kvrelay.engine import Engine, Output, Stream, WorkerInfo
 from kvrelay.errors import (

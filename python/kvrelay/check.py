@@ -23,7 +23,9 @@ class PolicyReport:
     trials: tuple[str, ...]
 
     def __repr__(self) -> str:
-        return f"{self.policy} keeps the contract: {', '.join(self.methods)}; tried on {', '.join(self.trials)}"
+        return (
+            f"{self.policy} keeps the contract: {', '.join(self.methods)}; tried on {', '.join(self.trials)}"
+        )
 
 
 def check_policy(policy: PolicyLike) -> PolicyReport:
@@ -52,7 +54,9 @@ def check_policy(policy: PolicyLike) -> PolicyReport:
         slo=SLO(ttft=0.5, tpot=0.05), seed=7,
     )  # fmt: skip
     for topology, kv_tokens in (("2P2D", 4000), ("2M", 2000), ("1P1D1M", 1600)):
-        cluster = Cluster(topology, model="opt-13b", gpu="a100-80gb", latency="distserve", kv_tokens=kv_tokens)
+        cluster = Cluster(
+            topology, model="opt-13b", gpu="a100-80gb", latency="distserve", kv_tokens=kv_tokens
+        )
         try:
             first = simulate(workload, cluster, policy, seed=3, progress=False)
             second = simulate(workload, cluster, policy, seed=3, progress=False)
@@ -79,7 +83,9 @@ def _misspelt(policy: Any) -> str | None:
     for name in dir(type(policy)):
         if name.startswith("_") or name in METHODS or not callable(getattr(policy, name)):
             continue
-        close = [method for method in METHODS if method.startswith(name.rstrip("s")) or name.startswith(method)]
+        close = [
+            method for method in METHODS if method.startswith(name.rstrip("s")) or name.startswith(method)
+        ]
         if close:
             return f"method {name!r} is never called; did you mean {close[0]!r}?"
     return None

@@ -12,7 +12,9 @@ MAX_U32 = 2**32 - 1
 MAX_U64 = 2**64 - 1
 
 
-def whole(name: str, value: Any, low: int, high: int = MAX_U32, error: type[KvRelayError] = ConfigError) -> int:
+def whole(
+    name: str, value: Any, low: int, high: int = MAX_U32, error: type[KvRelayError] = ConfigError
+) -> int:
     """``value`` as an int from ``low`` to ``high``, both included.
 
     >>> whole("max_batch", 64, 1)
@@ -31,7 +33,7 @@ def optional_whole(name: str, value: Any, low: int, high: int = MAX_U32) -> int 
 def number(name: str, value: Any, low: float = -math.inf, error: type[KvRelayError] = ConfigError) -> float:
     """``value`` as a float of at least ``low``. NaN passes only where there is no lower bound: the core then
     says what it thinks of it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
+    if isinstance(value, bool) or (not isinstance(value, (int, float)) and not hasattr(value, "__float__")):
         raise error(f"{name} is {value!r}; it must be a number", value=value)
     try:
         found = float(value)

@@ -27,14 +27,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kvrelay", description="Prefill and decode on separate workers, the KV cache relayed.")
+    parser = argparse.ArgumentParser(
+        prog="kvrelay", description="Prefill and decode on separate workers, the KV cache relayed."
+    )
     parser.add_argument("--version", action="version", version=f"kvrelay {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     listing = commands.add_parser("devices", help="what is usable on this machine, and why the rest is not")
     listing.add_argument("--json", action="store_true", help="for programs")
     listing.set_defaults(run=_devices)
-    demo = commands.add_parser("demo", help="a real model and the published example, policies compared, one picture")
-    demo.add_argument("--output", default="demo.png", metavar="FILE", help="where the picture goes (%(default)s)")
+    demo = commands.add_parser(
+        "demo", help="a real model and the published example, policies compared, one picture"
+    )
+    demo.add_argument(
+        "--output", default="demo.png", metavar="FILE", help="where the picture goes (%(default)s)"
+    )
     demo.add_argument("--no-progress", dest="progress", action="store_false", help="no progress bars")
     demo.set_defaults(run=_demo)
     return parser

@@ -139,7 +139,9 @@ def simulate_the_example(*, progress: bool = True) -> dict[str, MaxGoodput]:
     found = {}
     for topology, policy in (("1M", "fcfs"), ("2P1D", "disaggregated")):
         cluster = Cluster(topology, model="opt-13b", gpu="a100-80gb", latency="vllm")
-        found[topology] = max_goodput(workload, cluster, policy, criterion=p90_criterion(slo), progress=progress)
+        found[topology] = max_goodput(
+            workload, cluster, policy, criterion=p90_criterion(slo), progress=progress
+        )
     ratio = found["2P1D"].per_gpu / found["1M"].per_gpu
     _heading("Simulated: 13B on A100-80GB, 512 tokens in, 64 out, P90 TTFT 0.4 s, P90 TPOT 0.04 s")
     for topology, best in found.items():
@@ -176,7 +178,9 @@ def save_picture(measured: dict[str, Result], simulated: dict[str, MaxGoodput], 
     axes[1][1].set_ylabel("max goodput (req/s per GPU)")
     axes[1][1].set_title("Simulated: 13B on A100-80GB")
     axes[1][1].margins(y=0.15)
-    figure.suptitle(f"{MODEL} on this machine's CPU: {NUM_REQUESTS} requests at {LOAD:.0%} of the capacity of 2M")
+    figure.suptitle(
+        f"{MODEL} on this machine's CPU: {NUM_REQUESTS} requests at {LOAD:.0%} of the capacity of 2M"
+    )
     figure.savefig(output, dpi=130)
     pyplot.close(figure)
 

@@ -110,12 +110,18 @@ class Stream:
         if piece.status == "refused":
             raise RequestError(piece.reason or "refused")
         if piece.status != "finished":
-            raise EngineError(f"the request ended as {piece.status}" + (f": {piece.reason}" if piece.reason else ""))
+            raise EngineError(
+                f"the request ended as {piece.status}" + (f": {piece.reason}" if piece.reason else "")
+            )
         self.output = Output("".join(self._text), self._ids, piece.reason or "length", self._prompt, record)
         return ""
 
     def __repr__(self) -> str:
-        return repr(self.output) if self.output else f"Stream(request {self._handle.id}, {len(self._ids)} tokens so far)"
+        return (
+            repr(self.output)
+            if self.output
+            else f"Stream(request {self._handle.id}, {len(self._ids)} tokens so far)"
+        )
 
 
 class Engine:
@@ -232,7 +238,9 @@ class Engine:
         """
         return self._submit(prompt, max_tokens, options)
 
-    def chat(self, messages: str | Sequence[Mapping[str, str]], max_tokens: int = 256, **options: Any) -> Output:
+    def chat(
+        self, messages: str | Sequence[Mapping[str, str]], max_tokens: int = 256, **options: Any
+    ) -> Output:
         """The assistant's answer to a chat: messages with ``role`` and ``content``, or the user's text.
         The model's own template makes the prompt."""
         return self.generate(self.chat_ids(messages), max_tokens, **options)
@@ -268,7 +276,9 @@ class Engine:
         used = self.policy if policy is None else policy
         seed, until = whole("seed", seed, 0, MAX_U64), None if until is None else number("until", until, 0.0)
         with _bar(len(workload), "run", progress) as tell:
-            core = self._core.run(workload._core, None if policy is None else resolve(policy), seed, until, tell)
+            core = self._core.run(
+                workload._core, None if policy is None else resolve(policy), seed, until, tell
+            )
         title = f"{self.topology}, {name_of(used)}: {workload._core.description}"
         return Result(core, title=title, source="measured", num_gpus=len(self.workers))
 
@@ -290,7 +300,10 @@ class Engine:
     def workers(self) -> list[WorkerInfo]:
         """The workers, in order."""
         pid = os.getpid()
-        return [WorkerInfo(role, device, threads, tuple(cores), blocks, pid) for role, device, threads, cores, blocks in self._core.workers()]
+        return [
+            WorkerInfo(role, device, threads, tuple(cores), blocks, pid)
+            for role, device, threads, cores, blocks in self._core.workers()
+        ]
 
     def check_integrity(self) -> None:
         """Raises :class:`kvrelay.IntegrityError` when a KV block is lost."""

@@ -30,7 +30,9 @@ class Result:
     zero. ``docs/metrics.md`` has every definition.
     """
 
-    def __init__(self, core: _core.Result, *, title: str, source: str, num_gpus: int, oracle: bool = False) -> None:
+    def __init__(
+        self, core: _core.Result, *, title: str, source: str, num_gpus: int, oracle: bool = False
+    ) -> None:
         self._core = core
         self.title = title
         #: ``"simulated"`` or ``"measured"``.
@@ -81,12 +83,23 @@ class Result:
         defined. ``itl`` pools the gaps of all requests; ``held + queue + prefill`` make up ``ttft``;
         ``waiting_for_room`` and ``transfer`` lie behind the first token."""
         stats = self._core.distributions(list(PERCENTILES))
-        order = ("ttft", "held", "queue", "prefill", "waiting_for_room", "transfer", "tpot", "itl", "max_gap", "e2e")
+        order = (
+            "ttft",
+            "held",
+            "queue",
+            "prefill",
+            "waiting_for_room",
+            "transfer",
+            "tpot",
+            "itl",
+            "max_gap",
+            "e2e",
+        )
         rows = {name: [stats[name][0], stats[name][1], *stats[name][2]] for name in order}
         columns = ["count", "mean", *(f"p{percent:.0f}" for percent in PERCENTILES)]
         frame = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
         frame["count"] = frame["count"].astype("int64")
-        return frame.astype({column: "float64" for column in columns[1:]})
+        return frame.astype(dict.fromkeys(columns[1:], "float64"))
 
     def percentile(self, metric: str, percent: float, slo_class: str | None = None) -> float | None:
         """One percentile of ``ttft``, ``tpot``, ``e2e``, ``max_gap`` or a part of them, in seconds."""
@@ -122,7 +135,9 @@ class Result:
         else:
             lines.append(f"{len(self)} requests without objectives")
         if counts["out"]:
-            lines.append(f"{counts['out']} on neither side, {counts['without_slo']} of them without an objective")
+            lines.append(
+                f"{counts['out']} on neither side, {counts['without_slo']} of them without an objective"
+            )
         if self.oracle:
             lines.append("scheduler and policy knew the true output lengths (oracle)")
         return lines
@@ -139,9 +154,13 @@ def _nullable(column: str, values: pd.Series) -> pd.Series:
     if column in ("slo_class", "status", "reason"):
         return values.astype("string")
     if column == "good":
-        return pd.Series(pd.arrays.BooleanArray((values == 1).to_numpy(), (values < 0).to_numpy()), index=values.index)
+        return pd.Series(
+            pd.arrays.BooleanArray((values == 1).to_numpy(), (values < 0).to_numpy()), index=values.index
+        )
     if column in ("prefill_worker", "decode_worker"):
-        return pd.Series(pd.arrays.IntegerArray(values.to_numpy(), (values < 0).to_numpy()), index=values.index)
+        return pd.Series(
+            pd.arrays.IntegerArray(values.to_numpy(), (values < 0).to_numpy()), index=values.index
+        )
     if values.dtype.kind == "f":
         missing = np.isnan(values.to_numpy())
         return pd.Series(pd.arrays.FloatingArray(values.to_numpy(), missing), index=values.index)
@@ -166,22 +185,38 @@ def _story(row: pd.Series, slo: SLO) -> str:
     if known("prefill_start"):
         cached = f", {row['cached_tokens']} tokens from the prefix cache" if row["cached_tokens"] else ""
         waited = ms(row["prefill_start"] - row["admitted"])
-        lines.append(f"  {row['prefill_start']:.4f} s  prefill at worker {row['prefill_worker']} after {waited} in the queue{cached}")
+        lines.append(
+            f"  {row['prefill_start']:.4f} s  prefill at worker {row['prefill_worker']} after {waited} in the queue{cached}"
+        )
     if known("first_token"):
-        lines.append(f"  {row['first_token']:.4f} s  first token: TTFT {ms(row['ttft'])}{_against(row['ttft'], slo.ttft)}")
+        lines.append(
+            f"  {row['first_token']:.4f} s  first token: TTFT {ms(row['ttft'])}{_against(row['ttft'], slo.ttft)}"
+        )
     if known("transfer_start"):
         waited = ms(row["transfer_start"] - row["first_token"])
-        lines.append(f"  {row['transfer_start']:.4f} s  KV transfer to worker {row['decode_worker']} after {waited} for room")
+        lines.append(
+            f"  {row['transfer_start']:.4f} s  KV transfer to worker {row['decode_worker']} after {waited} for room"
+        )
     if known("transfer_end"):
-        lines.append(f"  {row['transfer_end']:.4f} s  KV there, {ms(row['transfer_end'] - row['transfer_start'])} on the way")
+        lines.append(
+            f"  {row['transfer_end']:.4f} s  KV there, {ms(row['transfer_end'] - row['transfer_start'])} on the way"
+        )
     if known("decode_start"):
         lines.append(f"  {row['decode_start']:.4f} s  decode at worker {row['decode_worker']}")
     if row["preemptions"]:
         lines.append(f"  preempted {row['preemptions']} times")
     if known("last_token") and row["output_tokens"] > 1:
-        gap = f", longest gap {ms(row['max_gap'])}{_against(row['max_gap'], slo.max_gap)}" if known("max_gap") else ""
-        lines.append(f"  {row['last_token']:.4f} s  last token: TPOT {ms(row['tpot'])}{_against(row['tpot'], slo.tpot)}{gap}")
-    verdict = {True: "good", False: "a miss"}.get(None if pd.isna(row["good"]) else bool(row["good"]), "on neither side")
+        gap = (
+            f", longest gap {ms(row['max_gap'])}{_against(row['max_gap'], slo.max_gap)}"
+            if known("max_gap")
+            else ""
+        )
+        lines.append(
+            f"  {row['last_token']:.4f} s  last token: TPOT {ms(row['tpot'])}{_against(row['tpot'], slo.tpot)}{gap}"
+        )
+    verdict = {True: "good", False: "a miss"}.get(
+        None if pd.isna(row["good"]) else bool(row["good"]), "on neither side"
+    )
     lines.append(f"  counts as {verdict}")
     return "\n".join(lines)
 

@@ -59,7 +59,9 @@ def simulate(
     1.0
     """
     if not isinstance(workload, Workload) or not isinstance(cluster, Cluster):
-        raise ConfigError(f"simulate takes a Workload and a Cluster, not {type(workload).__name__} and {type(cluster).__name__}")
+        raise ConfigError(
+            f"simulate takes a Workload and a Cluster, not {type(workload).__name__} and {type(cluster).__name__}"
+        )
     seed, until = whole("seed", seed, 0, MAX_U64), None if until is None else number("until", until, 0.0)
     title = f"{cluster.topology}, {name_of(policy)}: {workload._core.description}"
     with _bar(len(workload), "simulate", progress) as tell:
@@ -144,7 +146,9 @@ def max_goodput(
         Width of the final bracket, relative to the rate.
     """
     if not 0 < attainment <= 1:
-        raise ConfigError(f"attainment is {attainment}; it must be above 0 and at most 1", attainment=attainment)
+        raise ConfigError(
+            f"attainment is {attainment}; it must be above 0 and at most 1", attainment=attainment
+        )
     if not 0 < tolerance < 1:
         raise ConfigError(f"tolerance is {tolerance}; it must be between 0 and 1", tolerance=tolerance)
     tried: dict[float, float] = {}
@@ -155,7 +159,9 @@ def max_goodput(
         result = simulate(workload.at_rate(rate), cluster, policy, belief=belief, seed=seed, progress=False)
         value = measure(result)
         if value is None:
-            raise ConfigError("no request has an objective, so no rate attains or misses a target: give an SLO")
+            raise ConfigError(
+                "no request has an objective, so no rate attains or misses a target: give an SLO"
+            )
         tried[rate] = value
         bar.update()
         bar.set_postfix_str(f"{rate:.3g} req/s: {value:.1%}")

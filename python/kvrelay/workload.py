@@ -216,7 +216,9 @@ class Workload:
             name = str(_field(record, "slo_class", "default"))
             if name not in names:
                 names.append(name)
-            missing = [key for key in ("arrival", "prompt_tokens", "output_tokens") if _field(record, key) is None]
+            missing = [
+                key for key in ("arrival", "prompt_tokens", "output_tokens") if _field(record, key) is None
+            ]
             if missing:
                 raise WorkloadError(f"records[{index}] has no {missing[0]}", index=index)
             ids = _field(record, "hash_ids")
@@ -237,7 +239,9 @@ class Workload:
         per_class = slo if isinstance(slo, Mapping) else dict.fromkeys(names, slo)
         unknown = sorted(set(per_class) - set(names))
         if unknown:
-            raise WorkloadError(f"an SLO for class {unknown[0]!r}, which no record has; they have {', '.join(names)}")
+            raise WorkloadError(
+                f"an SLO for class {unknown[0]!r}, which no record has; they have {', '.join(names)}"
+            )
         classes = [(name, per_class.get(name), 0, None) for name in names]
         return cls(_core.Workload.from_records(rows, classes or [("default", None, 0, None)], _seed(seed)))
 
@@ -287,14 +291,18 @@ class Workload:
         frame = self.to_frame()
         lengths = frame[["prompt_tokens", "output_tokens"]].describe(percentiles=[0.5, 0.9, 0.99])
         table = lengths.drop(index=["count", "std"]).round(1).to_html()
-        classes = "".join(f"<li>{html.escape(name)}: {html.escape(repr(slo))}</li>" for name, slo in self.classes.items())
+        classes = "".join(
+            f"<li>{html.escape(name)}: {html.escape(repr(slo))}</li>" for name, slo in self.classes.items()
+        )
         rate = "" if self.rate is None else f", {self.rate:.3g} req/s over {self._core.span:.3g} s"
         return f"<b>{html.escape(self._core.description)}</b>{rate}<ul>{classes}</ul>{table}"
 
 
 def _field(record: Mapping[str, Any], key: str, default: Any = None) -> Any:
     value = record.get(key, default)
-    missing = value is None or (not isinstance(value, (list, tuple, str)) and pd.api.types.is_scalar(value) and pd.isna(value))
+    missing = value is None or (
+        not isinstance(value, (list, tuple, str)) and pd.api.types.is_scalar(value) and pd.isna(value)
+    )
     return default if missing else value
 
 

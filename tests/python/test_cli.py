@@ -7,9 +7,8 @@ import subprocess
 import sys
 from unittest.mock import Mock, create_autospec
 
-import pytest
-
 import kvrelay as kr
+import pytest
 from kvrelay import cli, demo
 
 
@@ -79,7 +78,9 @@ def test_usage(argv: list[str], complaint: str, capsys: pytest.CaptureFixture[st
 
 def test_as_a_module() -> None:
     def run(*argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "kvrelay", *argv], capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            [sys.executable, "-m", "kvrelay", *argv], capture_output=True, text=True, timeout=120
+        )
 
     version = run("--version")
     assert (version.returncode, version.stdout, version.stderr) == (0, f"kvrelay {kr.__version__}\n", "")

@@ -15,9 +15,16 @@ PACKAGE = Path(kr.__file__).parent
 def test_the_compiled_classes_are_frozen():
     for name, _ in inspect.getmembers(_core, inspect.isclass):
         sources = (PACKAGE.parents[1] / "rust/python/src").glob("*.rs")
-        declared = [text for text in (path.read_text() for path in sources) if re.search(rf"pub\(crate\) struct {name}\b", text)]
+        declared = [
+            text
+            for text in (path.read_text() for path in sources)
+            if re.search(rf"pub\(crate\) struct {name}\b", text)
+        ]
         assert declared and all(
-            re.search(rf"#\[pyclass\(frozen[^\]]*\)\](?:\s*#\[[^\]]*\])*\s*pub\(crate\) struct {name}\b", text) for text in declared
+            re.search(
+                rf"#\[pyclass\(frozen[^\]]*\)\](?:\s*#\[[^\]]*\])*\s*pub\(crate\) struct {name}\b", text
+            )
+            for text in declared
         ), name
 
 
@@ -25,7 +32,9 @@ def test_every_export_is_used_by_the_package():
     sources = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     for name in dir(_core):
         if not name.startswith("_"):
-            assert re.search(rf"_core(\.| import [^\n]*\b){name}\b", sources), f"{name} is exported and not used"
+            assert re.search(rf"_core(\.| import [^\n]*\b){name}\b", sources), (
+                f"{name} is exported and not used"
+            )
 
 
 def test_one_exception_tree():

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from kvrelay import datasets
 
 CONTENT = b'{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [0]}\n' * 5_000
@@ -147,9 +146,7 @@ def test_no_url_at_all_is_the_same_error() -> None:
         datasets.load("mooncake-conversation", base_url="nonsense", progress=False)
 
 
-def test_an_interrupt_leaves_nothing(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_nothing(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -13,9 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import kvrelay as kr
+import pytest
 from kvrelay.devices import CpuDevice, CudaDevice, Devices
 
 SOURCE = Path(__file__).parents[1] / "data" / "stand_in_libcuda.c"
@@ -39,7 +38,9 @@ def ask(folder: Path, **variables: str) -> dict[str, object]:
     """What a fresh Python that finds its libraries in `folder` first says of its devices."""
     env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     env["LD_LIBRARY_PATH"] = f"{folder}:{env.get('LD_LIBRARY_PATH', '')}"
-    done = subprocess.run([sys.executable, "-c", ASK], env=env | variables, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], env=env | variables, capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
     assert answer["available"] == [False, False] and answer["usable"] == ["cpu"] and answer["simulated"] == 5
@@ -53,7 +54,10 @@ def stand_in(folder: Path, *defines: str) -> Path:
     if compiler is None:
         pytest.skip("no C compiler")
     library = folder / "libcuda.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", SOURCE, "-o", library, *(f"-D{define}" for define in defines)], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", SOURCE, "-o", library, *(f"-D{define}" for define in defines)],
+        check=True,
+    )
     shutil.copy(library, folder / "libcuda.so")
     return folder
 
@@ -85,7 +89,9 @@ def test_a_file_that_is_no_library(tmp_path: Path) -> None:
 def test_devices_that_the_driver_lists_are_named_and_not_usable(tmp_path: Path) -> None:
     answer = ask(stand_in(tmp_path, "COUNT=1"))
     assert answer["listed"] == [["cuda:0", "Stand-in 0", 3 << 29, [9, 0], [12, 8]]]
-    assert str(answer["why"]).startswith("this build of kvrelay has no CUDA kernels, so it cannot use cuda:0 (Stand-in 0, 1.5 GiB")
+    assert str(answer["why"]).startswith(
+        "this build of kvrelay has no CUDA kernels, so it cannot use cuda:0 (Stand-in 0, 1.5 GiB"
+    )
 
 
 def test_this_machine() -> None:

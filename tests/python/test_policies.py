@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 import kvrelay as kr
+import pytest
 
 QUIET = {"progress": False}
 
@@ -128,7 +127,9 @@ def test_an_exception_comes_out_as_that_very_exception(method):
     def fail(self, *arguments):
         raise raised
 
-    policy = type("Failing", (), {method: fail, "place": lambda *_: 0} if method != "place" else {method: fail})()
+    policy = type(
+        "Failing", (), {method: fail, "place": lambda *_: 0} if method != "place" else {method: fail}
+    )()
     with pytest.raises(Odd) as caught:
         run(policy)
     assert caught.value is raised
@@ -147,13 +148,16 @@ def test_an_exception_comes_out_as_that_very_exception(method):
         (lambda request, cluster: kr.Placement(0, reserve=True), "reserve room at no worker"),
         (type("P", (), {"admit": lambda *_: "yes"})(), "expected None, Hold"),
         (type("P", (), {"admit": lambda self, r, c: kr.Hold(c.now - 1)})(), "before|negative"),
-        (type("P", (), {"accept": lambda *_: "maybe"})(), "expected \"now\", \"later\"|expected 'now'|now"),
+        (type("P", (), {"accept": lambda *_: "maybe"})(), 'expected "now", "later"|expected \'now\'|now'),
         (type("P", (), {"accept": lambda *_: 0})(), "worker 0 is a prefill worker"),
         (type("P", (), {"batch": lambda *_: kr.Batch(prefill=[(999, 1)])})(), "request 999"),
         (type("P", (), {"batch": lambda *_: kr.Batch(prefill=[(0, -5)])})(), "number of prompt tokens"),
         (type("P", (), {"batch": lambda *_: kr.Batch(prefill=[0])})(), r"expected \(request, tokens\)"),
         (type("P", (), {"rebalance": lambda *_: kr.Rebalance({0: "decode"})})(), "without a worker"),
-        (type("P", (), {"rebalance": lambda *_: kr.Rebalance({0: "boss"})})(), "known: prefill, decode, mixed"),
+        (
+            type("P", (), {"rebalance": lambda *_: kr.Rebalance({0: "boss"})})(),
+            "known: prefill, decode, mixed",
+        ),
     ],
 )
 def test_an_answer_that_cannot_be_is_refused_with_its_value(policy, message):
@@ -203,9 +207,13 @@ def test_views_tell_what_there_is():
             assert worker.role == "prefill" and list(cluster.column("num_waiting")) == [
                 worker.num_waiting for worker in cluster.workers
             ]
-            assert request.slo == kr.SLO(ttft=1.0, tpot=0.1) and request.deadline == pytest.approx(request.arrival + 1.0)
+            assert request.slo == kr.SLO(ttft=1.0, tpot=0.1) and request.deadline == pytest.approx(
+                request.arrival + 1.0
+            )
             assert cluster.prefix_hits(request) == [0, 0]
-            assert worker.predict_prefill(200) == pytest.approx(0.0181 + 0.1019e-3 * 200 + 7.12e-9 * 200**2 + 1e-3, rel=1e-3)
+            assert worker.predict_prefill(200) == pytest.approx(
+                0.0181 + 0.1019e-3 * 200 + 7.12e-9 * 200**2 + 1e-3, rel=1e-3
+            )
             assert cluster.predict_transfer(2000) == pytest.approx(2000 * 819_200 / 300e9)
             with pytest.raises(kr.ConfigError, match="known: queued_tokens"):
                 cluster.least_loaded("mood")
@@ -242,7 +250,9 @@ def test_check_policy():
             return cluster.least_loaded("num_waiting")
 
     assert kr.check_policy(Good()).methods == ("place",)
-    assert kr.check_policy(lambda request, cluster: cluster.least_loaded()).methods == ("a callable for placement",)
+    assert kr.check_policy(lambda request, cluster: cluster.least_loaded()).methods == (
+        "a callable for placement",
+    )
 
     class Forgets:
         seen = 0

@@ -9,12 +9,11 @@ import sys
 import textwrap
 import threading
 
+import kvrelay as kr
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import kvrelay as kr
 
 QUIET = {"progress": False}
 
@@ -42,7 +41,8 @@ def test_same_arguments_same_result_and_single_steps_too(topology, policy, rate,
     )
     cluster = kr.Cluster(topology, model="opt-13b", gpu="a100-80gb", latency="distserve", kv_tokens=12_000)
     runs = [
-        kr.simulate(workload, cluster, policy, single_steps=single, **QUIET).requests for single in (False, False, True)
+        kr.simulate(workload, cluster, policy, single_steps=single, **QUIET).requests
+        for single in (False, False, True)
     ]
     assert runs[0].equals(runs[1])
     assert runs[0].equals(runs[2])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import pickle
 
+import kvrelay as kr
 import numpy as np
 import pandas as pd
 import pytest
-
-import kvrelay as kr
 
 NAN, INF = math.nan, math.inf
 
@@ -33,9 +32,18 @@ NAN, INF = math.nan, math.inf
         (lambda: kr.Workload.preset("azure", 10), "nearest first: "),
         (lambda: kr.Workload.preset("sharegpt-8k", 10), "give one, in requests per second"),
         (lambda: kr.Workload.from_records([]), "number of requests is 0"),
-        (lambda: kr.Workload.from_records([{"arrival": 0.0, "prompt_tokens": 4}]), r"records\[0\] has no output_tokens"),
-        (lambda: kr.Workload.from_records([{"arrival": -1.0, "prompt_tokens": 4, "output_tokens": 1}]), r"records\[0\].arrival is -1"),
-        (lambda: kr.Workload.from_records([{"arrival": 0.0, "prompt_tokens": 0, "output_tokens": 1}]), r"records\[0\].prompt_tokens is 0"),
+        (
+            lambda: kr.Workload.from_records([{"arrival": 0.0, "prompt_tokens": 4}]),
+            r"records\[0\] has no output_tokens",
+        ),
+        (
+            lambda: kr.Workload.from_records([{"arrival": -1.0, "prompt_tokens": 4, "output_tokens": 1}]),
+            r"records\[0\].arrival is -1",
+        ),
+        (
+            lambda: kr.Workload.from_records([{"arrival": 0.0, "prompt_tokens": 0, "output_tokens": 1}]),
+            r"records\[0\].prompt_tokens is 0",
+        ),
         (lambda: kr.Workload.from_trace("no/such/file.jsonl"), "no/such/file.jsonl"),
         (lambda: kr.Workload.poisson(1.0, 10, 5, 5).at_rate(-2), "rate is -2"),
         (lambda: kr.SLO(ttft=0), "ttft is 0"),
@@ -53,10 +61,16 @@ NAN, INF = math.nan, math.inf
         (lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", link=kr.Link(-1.0)), "bandwidth is -1"),
         (lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", block_tokens=0), "block_tokens is 0"),
         (lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", max_batch=-1), "max_batch is -1"),
-        (lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", max_prefill_tokens=2**40), "max_prefill_tokens is 1099511627776"),
+        (
+            lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", max_prefill_tokens=2**40),
+            "max_prefill_tokens is 1099511627776",
+        ),
         (lambda: kr.Cluster(7, model="opt-13b", gpu="h100"), "topology is 7"),
         (lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", link=7), "link is 7"),
-        (lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", kv_tokens=3), "3 tokens is less than a block of 16"),
+        (
+            lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", kv_tokens=3),
+            "3 tokens is less than a block of 16",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(make, message):
@@ -94,10 +108,15 @@ def test_classes_are_told_apart(cluster):
 
 
 def test_prefixes_are_shared_where_the_trace_says_so(cluster, tmp_path):
-    rows = [f'{{"timestamp": {i * 1000}, "input_length": 1024, "output_length": 4, "hash_ids": [0, {i // 2 + 1}]}}' for i in range(6)]
+    rows = [
+        f'{{"timestamp": {i * 1000}, "input_length": 1024, "output_length": 4, "hash_ids": [0, {i // 2 + 1}]}}'
+        for i in range(6)
+    ]
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(rows))
-    requests = kr.simulate(kr.Workload.from_trace(path), kr.Cluster("1M", model="opt-13b", gpu="a100-80gb"), progress=False).requests
+    requests = kr.simulate(
+        kr.Workload.from_trace(path), kr.Cluster("1M", model="opt-13b", gpu="a100-80gb"), progress=False
+    ).requests
     assert list(requests["cached_tokens"]) == [0, 1008, 512, 1008, 512, 1008]
     assert (requests["cached_tokens"] < requests["prompt_tokens"]).all()
 
