@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import kvrelay as kr
 import pytest
+
+import kvrelay as kr
 
 DATA = Path(__file__).parents[1] / "data"
 SHARED = Path(__file__).parents[3] / "shared"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from kvrelay import datasets
 
 CONTENT = b'{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [0]}\n' * 5_000

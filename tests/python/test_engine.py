@@ -11,9 +11,10 @@ import textwrap
 import threading
 from pathlib import Path
 
-import kvrelay as kr
 import numpy as np
 import pytest
+
+import kvrelay as kr
 
 TINY = Path(__file__).parents[1] / "data/tiny.gguf"
 SMALL = {"kv_tokens": 4096, "max_batch": 16, "max_prefill_tokens": 64}

@@ -9,9 +9,10 @@ import pytest
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 
-from kvrelay import plot  # noqa: E402
 from matplotlib import pyplot  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
+
+from kvrelay import plot  # noqa: E402
 
 TIMES = [
     "arrival",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import kvrelay as kr
 import pytest
+
+import kvrelay as kr
 
 QUIET = {"progress": False}
 

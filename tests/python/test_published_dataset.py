@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+
 from kvrelay import datasets
 
 COPY = Path(__file__).parents[2].parent / "shared/traces/mooncake_conversation_trace.jsonl"

@@ -9,11 +9,12 @@ import sys
 import textwrap
 import threading
 
-import kvrelay as kr
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import kvrelay as kr
 
 QUIET = {"progress": False}
 

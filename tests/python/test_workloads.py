@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import pickle
 
-import kvrelay as kr
 import numpy as np
 import pandas as pd
 import pytest
+
+import kvrelay as kr
 
 NAN, INF = math.nan, math.inf
 
