@@ -7,9 +7,8 @@ import subprocess
 import sys
 from unittest.mock import Mock, create_autospec
 
-import pytest
-
 import kvrelay as kr
+import pytest
 from kvrelay import cli, demo
 
 

@@ -13,9 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import kvrelay as kr
+import pytest
 from kvrelay.devices import CpuDevice, CudaDevice, Devices
 
 SOURCE = Path(__file__).parents[1] / "data" / "stand_in_libcuda.c"

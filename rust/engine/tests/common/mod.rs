@@ -10,9 +10,9 @@ use kvrelay_core::policy::{Policy, built_in};
 use kvrelay_core::record::{FinishReason, RequestRecord};
 use kvrelay_core::scheduler::Belief;
 use kvrelay_engine::{Engine, EngineConfig, Handle, Numerics, Output, Submission};
-use kvrelay_model::testing::TinyLlama;
 use kvrelay_model::Model;
 use kvrelay_model::sampling::uniform;
+use kvrelay_model::testing::TinyLlama;
 
 /// Longer than anything here takes; a wait that reaches it has hung.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
