@@ -7,8 +7,9 @@ import subprocess
 import sys
 from unittest.mock import Mock, create_autospec
 
-import kvrelay as kr
 import pytest
+
+import kvrelay as kr
 from kvrelay import cli, demo
 
 

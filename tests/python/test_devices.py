@@ -13,8 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import kvrelay as kr
 import pytest
+
+import kvrelay as kr
 from kvrelay.devices import CpuDevice, CudaDevice, Devices
 
 SOURCE = Path(__file__).parents[1] / "data" / "stand_in_libcuda.c"
