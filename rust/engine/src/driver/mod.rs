@@ -104,6 +104,9 @@ const MAX_IDLE_INSTANTS: u64 = 100_000;
 /// to be woken later.
 const STALL_AFTER: Nanos = Nanos(30_000_000_000);
 
+/// Why requests fail that an engine's end finds alive.
+const SHUT_DOWN: &str = "the engine was shut down";
+
 /// The loop's state.
 pub(crate) struct Driver {
     clock: Clock,
@@ -114,6 +117,7 @@ pub(crate) struct Driver {
     prompts: PromptMaker,
     public: Arc<Public>,
     waiting: VecDeque<Waiting>,
+    checks: Vec<Sender<Result<(), IntegrityError>>>,
     session: Session,
     /// Recordings of earlier sessions.
     recordings: Vec<Recording>,
@@ -145,6 +149,7 @@ impl Driver {
             prompts,
             public,
             waiting: VecDeque::new(),
+            checks: Vec::new(),
             session,
             recordings: Vec::new(),
             stopping: false,
@@ -160,6 +165,7 @@ impl Driver {
         self.receive();
         self.let_in();
         self.step();
+        self.answer_checks();
         self.end_run_if_over();
         self.give_up_if_stalled();
         self.let_in();
@@ -196,10 +202,8 @@ impl Driver {
             Message::Run(request) => self.wait(Waiting::Run(request)),
             Message::SetPolicy { policy, reply } => self.wait(Waiting::SetPolicy { policy, reply }),
             Message::Check { idle: true, reply } => self.wait(Waiting::CheckIdle(reply)),
+            Message::Check { idle: false, reply } => self.checks.push(reply),
             // Callers who stopped waiting need no answer, here and below.
-            Message::Check { idle: false, reply } => {
-                let _ = reply.send(self.session.scheduler.check_integrity());
-            }
             Message::Recordings(reply) => {
                 let all = self.recordings.iter().chain(&self.session.recording).cloned().collect();
                 let _ = reply.send(all);
@@ -216,9 +220,11 @@ impl Driver {
     }
 
     fn wait(&mut self, waiting: Waiting) {
-        // Dropped, it tells its caller that the engine has stopped.
-        if !self.stopping {
-            self.waiting.push_back(waiting);
+        match waiting {
+            waiting if !self.stopping => self.waiting.push_back(waiting),
+            Waiting::Submit(submitted) => self.turn_away(*submitted, Status::Failed, Some(SHUT_DOWN)),
+            // Dropped, it tells its caller that the engine has stopped.
+            _ => {}
         }
     }
 
@@ -240,6 +246,13 @@ impl Driver {
                 }
                 None => return,
             }
+        }
+    }
+
+    /// After the instant in which they were asked for, so that a caller sees what it did before.
+    fn answer_checks(&mut self) {
+        for reply in self.checks.drain(..) {
+            let _ = reply.send(self.session.scheduler.check_integrity());
         }
     }
 
@@ -276,20 +289,27 @@ impl Driver {
             |waiting: &Waiting| matches!(waiting, Waiting::Submit(submitted) if submitted.request.id == id);
         let found = self.waiting.iter().position(here).and_then(|index| self.waiting.remove(index));
         if let Some(Waiting::Submit(submitted)) = found {
-            let Submitted { request, end, .. } = *submitted;
-            let record = RequestRecord::new(&request);
-            end.finish(RequestRecord { status: Status::Cancelled, end: Some(self.clock.now()), ..record });
+            self.turn_away(*submitted, Status::Cancelled, None);
         }
+    }
+
+    /// Ends a request that the scheduler never heard of.
+    fn turn_away(&self, submitted: Submitted, status: Status, reason: Option<&str>) {
+        let Submitted { request, end, .. } = submitted;
+        let (reason, at) = (reason.map(Box::from), Some(self.clock.now()));
+        end.finish(RequestRecord { status, reason, end: at, ..RequestRecord::new(&request) });
     }
 
     /// Ends everything: what is live fails, what waits is told that the engine has stopped.
     fn stop(&mut self) {
         self.stopping = true;
-        self.waiting.clear();
+        for waiting in std::mem::take(&mut self.waiting) {
+            self.wait(waiting);
+        }
         if let Some(run) = &mut self.session.run {
             run.close();
         }
-        self.session.give_up_all("the engine was shut down");
+        self.session.give_up_all(SHUT_DOWN);
     }
 
     /// Requests that nothing will ever move end with an error.

@@ -4,15 +4,19 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
-use kvrelay_core::latency::Link;
 use kvrelay_core::latency::linear::{DecodeTerms, Linear, PrefillTerms};
+use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::policy::{Policy, built_in};
 use kvrelay_core::record::{FinishReason, RequestRecord};
 use kvrelay_core::scheduler::Belief;
+use kvrelay_engine::backend::cpu::{CpuBackend, CpuConfig, CpuWeights, Tier};
+use kvrelay_engine::backend::{Backend, Input, Limits, Logits, Row};
 use kvrelay_engine::{Engine, EngineConfig, Handle, Numerics, Output, Submission};
-use kvrelay_model::Model;
 use kvrelay_model::sampling::uniform;
 use kvrelay_model::testing::TinyLlama;
+use kvrelay_model::{Model, SamplingParams};
+
+use crate::doubles::{Trouble, Troubled};
 
 /// Longer than anything here takes; a wait that reaches it has hung.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
@@ -34,7 +38,8 @@ pub(crate) fn belief(workers: usize) -> Belief {
         decode_large: decode,
         large_from: u32::MAX,
     };
-    Belief { steps: vec![Arc::new(model); workers], link: Link::INSTANT, kv_bytes_per_token: 1024 }
+    let model: Arc<dyn LatencyModel> = Arc::new(model);
+    Belief { steps: vec![model; workers], link: Link::INSTANT, kv_bytes_per_token: 1024 }
 }
 
 pub(crate) fn config(topology: &str) -> EngineConfig {
@@ -47,6 +52,54 @@ pub(crate) fn config(topology: &str) -> EngineConfig {
         belief: Some(belief(workers)),
         ..config
     }
+}
+
+/// CPU backends as an engine of this description would make them.
+pub(crate) fn backends(config: &EngineConfig) -> Vec<Box<dyn Backend>> {
+    let weights = Arc::new(CpuWeights::new(&model(), Tier::Scalar));
+    let rows = config.limits.max_batch as usize;
+    let limits = Limits {
+        max_rows: rows,
+        max_tokens: config.limits.max_prefill_tokens as usize + rows,
+        max_logits: rows,
+        max_positions: model().config().context_length,
+        max_slots: rows,
+    };
+    let cpu = CpuConfig { num_blocks: config.kv_blocks.unwrap() as usize, ..CpuConfig::default() };
+    let backend =
+        |_| -> Box<dyn Backend> { Box::new(CpuBackend::new(weights.clone(), &cpu, limits.clone()).unwrap()) };
+    (0..config.topology.num_workers()).map(backend).collect()
+}
+
+/// An engine whose worker `index` is in trouble.
+pub(crate) fn troubled(config: EngineConfig, index: usize, trouble: Trouble, name: &str) -> Engine {
+    let mut backends = backends(&config);
+    let inner = backends.remove(index);
+    backends.insert(index, Troubled::boxed(inner, trouble));
+    Engine::with_backends(model(), config, backends, policy(name)).unwrap()
+}
+
+/// The tokens of a request alone, by a backend and nothing else.
+pub(crate) fn alone(prompt: &[u32], count: u32, sampling: SamplingParams) -> Vec<u32> {
+    let mut backend = backends(&config("1M")).remove(0);
+    let blocks: Vec<u32> = (0..64).collect();
+    let mut tokens = prompt.to_vec();
+    let mut start = 0;
+    for _ in 0..count {
+        let row = Row {
+            slot: 0,
+            input: Input::Tokens(&tokens[start..]),
+            start: start as u32,
+            blocks: &blocks,
+            sample: Some(sampling),
+            logits: Logits::Nothing,
+        };
+        start = tokens.len();
+        let ticket = backend.enqueue(&[row]).unwrap();
+        let token = backend.wait(ticket).unwrap().rows[0].token.unwrap();
+        tokens.push(token);
+    }
+    tokens.split_off(prompt.len())
 }
 
 pub(crate) fn policy(name: &str) -> Box<dyn Policy> {

@@ -1,0 +1,10 @@
+//! The engine on a tiny model: requests, measured runs, faults, laws.
+
+mod common;
+mod doubles;
+mod faults;
+mod laws;
+mod measured;
+mod replays;
+mod requests;
+mod text;
