@@ -56,7 +56,7 @@ def simulate(
     >>> workload = kr.Workload.poisson(4.0, 200, 512, 64, slo=kr.SLO(ttft=0.4, tpot=0.04))
     >>> cluster = kr.Cluster("1P1D", model="opt-13b", gpu="a100-80gb", latency="vllm")
     >>> kr.simulate(workload, cluster, progress=False).attainment()
-    1.0
+    0.99
     """
     if not isinstance(workload, Workload) or not isinstance(cluster, Cluster):
         raise ConfigError(
