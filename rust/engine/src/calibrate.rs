@@ -1,10 +1,9 @@
 //! What policies predict with, measured at an engine's start.
 //!
 //! All workers measure at the same time, as they will later run at the same time, and share one
-//! fit. Small steps come first, and a step that would not fit in what is left of the budget is left
-//! out, so a slow machine measures less and not longer.
+//! fit. A few small steps are always measured, since a fit needs them; larger ones only while they
+//! fit in the budget, so a slow machine measures less and not much longer.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kvrelay_core::latency::fitted::{Sample, fit};
@@ -12,7 +11,7 @@ use kvrelay_core::latency::linear::Linear;
 use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::scheduler::Belief;
 use kvrelay_core::step::{Row as CoreRow, StepShape};
-use kvrelay_core::time::{Nanos, Picos, Time};
+use kvrelay_core::time::{Nanos, Picos};
 use kvrelay_model::SamplingParams;
 
 use crate::backend::{Backend, BackendError, Input, KvPool, Logits, Row, copy_blocks};
@@ -21,19 +20,36 @@ use crate::clock::Clock;
 /// Time for each of the two parts.
 const BUDGET: Nanos = Nanos(700_000_000);
 
-/// Each step is measured this often at most, and its shortest time counts: what is longer was
-/// disturbed.
-const REPEATS: usize = 3;
+/// A step is measured again while all its times together stay below this: the shorter a step, the
+/// more a disturbance weighs. Its shortest time counts.
+const REPEAT_FOR: Nanos = Nanos(30_000_000);
+
+/// Each step is measured this often at most.
+const REPEATS: usize = 5;
 
 /// What a transfer costs beside its bytes: two hand-overs between threads.
 const TRANSFER_LATENCY: Nanos = Nanos(50_000);
 
-/// Prefix and chunk of the prompt steps, small ones first.
-const PREFILLS: [(u32, u32); 7] = [(0, 16), (0, 64), (0, 128), (256, 64), (0, 256), (0, 512), (512, 512)];
+/// Steps to be measured, as two numbers each; the first few always.
+struct Part {
+    steps: &'static [(u32, u32)],
+    always: usize,
+    batch: fn(&dyn Backend, u32, u32) -> Option<Batch>,
+}
 
-/// Rows and context of each, of the decode steps.
-const DECODES: [(u32, u32); 9] =
-    [(1, 16), (1, 256), (1, 1024), (4, 16), (4, 512), (8, 128), (16, 16), (16, 512), (32, 128)];
+/// By prefix and chunk.
+const PREFILL: Part = Part {
+    steps: &[(0, 16), (0, 48), (0, 96), (256, 32), (0, 192), (512, 64), (0, 384), (512, 256), (0, 1024)],
+    always: 3,
+    batch: Batch::prefill,
+};
+
+/// By rows and the context of each.
+const DECODE: Part = Part {
+    steps: &[(1, 16), (8, 16), (1, 512), (4, 128), (16, 32), (8, 512), (16, 256), (32, 128), (64, 64)],
+    always: 4,
+    batch: Batch::decode,
+};
 
 /// Measures the backends' steps and the copying of KV between them.
 pub(crate) fn calibrate(backends: &mut [Box<dyn Backend>], clock: Clock) -> Result<Belief, BackendError> {
@@ -69,41 +85,37 @@ fn untold(samples: &[Sample]) -> Linear {
 
 fn measure(backend: &mut Box<dyn Backend>, clock: Clock) -> Result<Vec<Sample>, BackendError> {
     let mut samples = Vec::new();
-    for (part, decode) in [(&PREFILLS[..], false), (&DECODES[..], true)] {
-        let shapes = part.iter().filter_map(|&(a, b)| {
-            if decode {
-                Batch::decode(backend.as_ref(), a, b)
-            } else {
-                Batch::prefill(backend.as_ref(), a, b)
-            }
-        });
-        let mut shapes: VecDeque<Batch> = shapes.collect();
-        let smallest = if decode { Batch::decode } else { Batch::prefill };
-        // Limits of one token still allow this one.
-        shapes.extend(if shapes.is_empty() {
-            smallest(backend.as_ref(), u32::from(decode), 1)
-        } else {
-            None
-        });
+    for part in [PREFILL, DECODE] {
         let end = clock.now() + BUDGET;
-        // Warms caches and pages; nobody's later step is the first.
-        if let Some(first) = shapes.front() {
-            first.run(backend, clock)?;
+        // Limits of one token still allow this one. Its first run warms caches and pages.
+        let smallest = (part.batch)(backend.as_ref(), 0, 1);
+        let steps = part.steps.iter().map(|&(a, b)| (part.batch)(backend.as_ref(), a, b));
+        let mut steps: Vec<Option<Batch>> = steps.collect();
+        if steps.iter().all(Option::is_none) {
+            steps[0] = smallest;
         }
-        let mut slowest_token = 0.0f64;
-        while let Some(batch) = shapes.pop_front() {
-            let expected = Nanos((slowest_token * batch.shape().num_tokens() as f64) as u64);
-            if slowest_token > 0.0 && clock.now() + expected > end {
+        let mut latest: Option<Sample> = None;
+        for (index, step) in steps.into_iter().enumerate() {
+            let Some(step) = step else { continue };
+            let expected = latest.map_or(Nanos::ZERO, |sample| in_proportion(&sample, &step.shape()));
+            if index >= part.always && clock.now() + expected > end {
                 continue;
             }
-            let sample = batch.shortest(backend, clock, end)?;
-            let per_token = sample.duration.0 as f64 * 1e-3 / sample.shape.num_tokens() as f64;
-            // The latest, thus largest so far, tells most about those to come.
-            slowest_token = per_token;
+            if latest.is_none() {
+                step.run(backend, clock)?;
+            }
+            let sample = step.shortest(backend, clock)?;
+            latest = Some(sample);
             samples.push(sample);
         }
     }
     Ok(samples)
+}
+
+/// How long a step would take if time were a matter of tokens alone: for larger steps, too long.
+fn in_proportion(sample: &Sample, shape: &StepShape) -> Nanos {
+    let per_token = sample.duration.0 / sample.shape.num_tokens().max(1);
+    Nanos(per_token.saturating_mul(shape.num_tokens()) / 1_000)
 }
 
 /// A step to be measured. KV of its contexts is what the fresh pool holds: zeros take as long.
@@ -119,9 +131,9 @@ impl Batch {
         Batch::new(backend, 1, prefix, chunk, false)
     }
 
-    /// `rows` rows that attend to `context` tokens each, if the backend's limits allow it.
+    /// `rows` rows, at least one, that attend to `context` tokens each, if the limits allow it.
     fn decode(backend: &dyn Backend, rows: u32, context: u32) -> Option<Batch> {
-        Batch::new(backend, rows, context - 1, 1, true)
+        Batch::new(backend, rows.max(1), context - 1, 1, true)
     }
 
     fn new(backend: &dyn Backend, rows: u32, start: u32, len: u32, decode: bool) -> Option<Batch> {
@@ -157,15 +169,11 @@ impl Batch {
         StepShape::of(&self.rows)
     }
 
-    fn shortest(
-        &self,
-        backend: &mut Box<dyn Backend>,
-        clock: Clock,
-        end: Time,
-    ) -> Result<Sample, BackendError> {
+    fn shortest(&self, backend: &mut Box<dyn Backend>, clock: Clock) -> Result<Sample, BackendError> {
+        let start = clock.now();
         let mut duration = self.run(backend, clock)?;
         for _ in 1..REPEATS {
-            if clock.now() > end {
+            if clock.now().saturating_since(start) > REPEAT_FOR {
                 break;
             }
             duration = duration.min(self.run(backend, clock)?);

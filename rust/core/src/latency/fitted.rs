@@ -53,12 +53,15 @@ pub fn fit(samples: &[Sample]) -> Option<Linear> {
 /// The non-negative coefficients with the least sum of squared relative errors.
 ///
 /// Where some are zero, the others are the plain least-squares solution without them; so with three
-/// terms it is enough to try the seven choices of which are not zero.
+/// terms it is enough to try the seven choices of which are not zero. A choice needs more different
+/// shapes than it has terms (one term is always allowed): through as few points as it has terms
+/// every choice goes exactly, also the absurd ones.
 fn non_negative_least_squares(equations: &[Equation]) -> Option<[f64; TERMS]> {
-    if equations.is_empty() {
-        return None;
-    }
-    let solutions = (1..1u32 << TERMS).filter_map(|chosen| solve(equations, chosen));
+    let mut shapes: Vec<[f64; TERMS]> = equations.iter().map(|(terms, _)| *terms).collect();
+    shapes.sort_by(|a, b| a.partial_cmp(b).expect("counts are numbers"));
+    shapes.dedup();
+    let allowed = |chosen: &u32| chosen.count_ones() == 1 || (chosen.count_ones() as usize) < shapes.len();
+    let solutions = (1..1u32 << TERMS).filter(allowed).filter_map(|chosen| solve(equations, chosen));
     let feasible = solutions.filter(|x| x.iter().all(|value| value.is_finite() && *value >= 0.0));
     feasible.min_by(|a, b| error(equations, a).total_cmp(&error(equations, b)))
 }
@@ -181,6 +184,23 @@ mod tests {
             let less = found.step(&StepShape::decode(3, 100));
             prop_assert!(less <= found.step(&StepShape::decode(4, 130)));
         }
+    }
+
+    /// Two prompts and two decode steps say how one term goes, and no more.
+    #[test]
+    fn few_samples_give_a_plain_model() {
+        let sample = |shape, ms| Sample { shape, duration: Picos::from_millis_f64(ms) };
+        let samples = [
+            sample(StepShape::prefill(0, 16), 10.0),
+            sample(StepShape::prefill(0, 64), 40.0),
+            sample(StepShape::decode(1, 16), 8.0),
+            sample(StepShape::decode(8, 128), 9.0),
+        ];
+        let found = fit(&samples).unwrap();
+        let prefill = found.step(&StepShape::prefill(0, 512)).as_secs_f64();
+        assert!((0.25..0.4).contains(&prefill), "{prefill}");
+        let decode = found.step(&StepShape::decode(4, 64)).as_secs_f64();
+        assert!((0.007..0.01).contains(&decode), "{decode}");
     }
 
     #[test]

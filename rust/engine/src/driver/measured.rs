@@ -74,7 +74,11 @@ impl Measured {
     fn pull(&mut self, now: Time) -> Option<(RequestId, Arrival)> {
         let latest = self.ends_at().map_or(now, |until| until.min(now));
         self.next_at().filter(|at| *at <= latest)?;
-        let arrival = self.source.pull()?;
+        let Some(arrival) = self.source.pull() else {
+            // One that announces what it does not have has nothing more.
+            self.closed = true;
+            return None;
+        };
         let id = RequestId(self.num_arrived);
         self.num_arrived += 1;
         self.shared.arrived.store(self.num_arrived, Ordering::Relaxed);
