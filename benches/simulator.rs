@@ -6,7 +6,8 @@ use std::time::Duration;
 use criterion::{BatchSize, Criterion, SamplingMode, Throughput};
 use kvrelay_benches::{cluster, workload};
 use kvrelay_core::policy::built_in;
-use kvrelay_sim::{Options, Unwatched, simulate};
+use kvrelay_core::watch::Unwatched;
+use kvrelay_sim::{Options, simulate};
 
 const NUM_REQUESTS: usize = 10_000;
 

@@ -6,7 +6,8 @@ use kvrelay_core::policy::{
 use kvrelay_core::record::{Status, Verdict};
 use kvrelay_core::request::{Arrival, Scheduled};
 use kvrelay_core::time::{Nanos, Time};
-use kvrelay_sim::{Options, SimCluster, SimError, Simulation, Unwatched, simulate};
+use kvrelay_core::watch::Unwatched;
+use kvrelay_sim::{Options, SimCluster, SimError, Simulation, simulate};
 use kvrelay_tests::{Kinked, arrival, cluster, slo};
 
 /// 1 µs a step, 1 ns a token: prompts of 100 take 1.1 µs.

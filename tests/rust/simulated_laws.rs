@@ -9,7 +9,8 @@ use kvrelay_core::policy::{BUILT_IN, Policy, built_in};
 use kvrelay_core::record::Status;
 use kvrelay_core::request::{Arrival, PromptContent, Scheduled};
 use kvrelay_core::time::{Nanos, Time};
-use kvrelay_sim::{Injection, Options, SimCluster, SimError, Simulation, Watch, simulate};
+use kvrelay_core::watch::Watch;
+use kvrelay_sim::{Injection, Options, SimCluster, SimError, Simulation, simulate};
 use kvrelay_tests::{Chaotic, Kinked, cluster};
 use proptest::prelude::*;
 

@@ -16,3 +16,4 @@ pub mod scheduler;
 pub mod slo;
 pub mod step;
 pub mod time;
+pub mod watch;

@@ -1,6 +1,5 @@
 //! The engine, as a program uses it: made from a model, given requests and workloads.
 
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,6 +12,7 @@ use kvrelay_core::record::Log;
 use kvrelay_core::request::{Request, RequestId, Source};
 use kvrelay_core::scheduler::{Belief, Limits, WorkerConfig};
 use kvrelay_core::time::Time;
+use kvrelay_core::watch::Watch;
 use kvrelay_model::{Model, TextStream};
 
 use crate::backend::cpu::{CpuBackend, CpuConfig, CpuWeights, Tier};
@@ -33,22 +33,6 @@ use crate::{cores, memory};
 
 /// How often a run's caller looks on.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-
-/// Looks on while a workload runs.
-pub trait Watch {
-    /// So many requests have arrived and are over, and it is so late in the run. Breaking ends the
-    /// run with [`EngineError::Interrupted`].
-    fn look(&mut self, arrived: u64, over: u64, now: Time) -> ControlFlow<()>;
-}
-
-/// Nobody looks on.
-pub struct Unwatched;
-
-impl Watch for Unwatched {
-    fn look(&mut self, _: u64, _: u64, _: Time) -> ControlFlow<()> {
-        ControlFlow::Continue(())
-    }
-}
 
 /// What a measured run leaves behind. Times count from its start.
 #[derive(Clone, Debug)]

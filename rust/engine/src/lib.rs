@@ -27,7 +27,7 @@ mod worker;
 
 pub use config::{AroundLoop, EngineConfig, Numerics, RunOptions, Submission};
 pub use digest::BlockHasher;
-pub use engine::{Engine, EngineRun, Unwatched, Watch, WorkerInfo};
+pub use engine::{Engine, EngineRun, WorkerInfo};
 pub use error::EngineError;
 pub use handle::{Handle, Output};
 pub use record::{Entry, ProgressSnapshot, Recording, ReplayError, replay};

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use kvrelay_core::time::Time;
-use kvrelay_sim::Watch;
+use kvrelay_core::watch::Watch;
 use pyo3::prelude::*;
 
 /// How often a long call looks for Ctrl-C and tells its progress.
@@ -29,9 +29,11 @@ impl Doorkeeper {
     pub(crate) fn new(progress: Option<Py<PyAny>>) -> Doorkeeper {
         Doorkeeper { progress, last_look: now(), raised: None }
     }
+}
 
+impl Watch for Doorkeeper {
     /// Looks if it is time to.
-    pub(crate) fn look(&mut self, arrived: u64, over: u64, at: Time) -> ControlFlow<()> {
+    fn look(&mut self, arrived: u64, over: u64, at: Time) -> ControlFlow<()> {
         if self.last_look.elapsed() < LOOK_EVERY {
             return ControlFlow::Continue(());
         }
@@ -50,18 +52,6 @@ impl Doorkeeper {
                 ControlFlow::Break(())
             }
         }
-    }
-}
-
-impl kvrelay_engine::Watch for Doorkeeper {
-    fn look(&mut self, arrived: u64, over: u64, now: Time) -> ControlFlow<()> {
-        Doorkeeper::look(self, arrived, over, now)
-    }
-}
-
-impl Watch for Doorkeeper {
-    fn look(&mut self, arrived: u64, over: u64, now: Time) -> ControlFlow<()> {
-        Doorkeeper::look(self, arrived, over, now)
     }
 }
 

@@ -5,7 +5,6 @@
 //! watcher look; until nothing is left.
 
 use std::collections::BTreeSet;
-use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvrelay_core::cluster::{Role, WorkerId};
@@ -17,6 +16,7 @@ use kvrelay_core::request::{Request, RequestId, Source};
 use kvrelay_core::scheduler::{Belief, Limits, Scheduler, Setup, WorkerConfig};
 use kvrelay_core::step::{Run, Seq};
 use kvrelay_core::time::{PicoClock, Time};
+use kvrelay_core::watch::Watch;
 
 use crate::queue::{Planned, Queue};
 use crate::run::SimRun;
@@ -97,22 +97,6 @@ pub struct Options {
     pub injections: Vec<(Time, Injection)>,
     /// Count the scheduler's books anew after every instant.
     pub check_integrity: bool,
-}
-
-/// Looks on while a simulation runs.
-pub trait Watch {
-    /// So many requests have arrived and are over, and it is so late. Breaking ends the simulation
-    /// with [`SimError::Interrupted`].
-    fn look(&mut self, arrived: u64, over: u64, now: Time) -> ControlFlow<()>;
-}
-
-/// Nobody looks on.
-pub struct Unwatched;
-
-impl Watch for Unwatched {
-    fn look(&mut self, _: u64, _: u64, _: Time) -> ControlFlow<()> {
-        ControlFlow::Continue(())
-    }
 }
 
 /// Why a simulation has no result.

@@ -5,6 +5,4 @@ mod queue;
 mod run;
 pub mod search;
 
-pub use driver::{
-    Injection, Options, SimCluster, SimError, SimWorker, Simulation, Unwatched, Watch, simulate,
-};
+pub use driver::{Injection, Options, SimCluster, SimError, SimWorker, Simulation, simulate};

@@ -2,7 +2,8 @@
 
 use kvrelay_core::record::Status;
 use kvrelay_core::request::{Arrival, Scheduled};
-use kvrelay_engine::{Engine, EngineConfig, EngineError, Handle, RunOptions, Unwatched};
+use kvrelay_core::watch::Unwatched;
+use kvrelay_engine::{Engine, EngineConfig, EngineError, Handle, RunOptions};
 use kvrelay_model::SamplingParams;
 
 use crate::common::{alone, answer, config, ids, model, policy, submission, troubled};

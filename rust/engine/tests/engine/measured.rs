@@ -6,7 +6,8 @@ use kvrelay_core::policy::{Batch, ClusterView, Decision, Placement, Policy, Requ
 use kvrelay_core::record::{Log, RequestRecord, Status};
 use kvrelay_core::request::{Arrival, PromptContent, Scheduled, Source};
 use kvrelay_core::time::{Nanos, Time};
-use kvrelay_engine::{Engine, EngineConfig, EngineError, RunOptions, Unwatched, Watch};
+use kvrelay_core::watch::{Unwatched, Watch};
+use kvrelay_engine::{Engine, EngineConfig, EngineError, RunOptions};
 
 use crate::common::{alone, answer, config, engine, guarded, ids, model, policy, submission};
 use kvrelay_model::SamplingParams;

@@ -5,8 +5,9 @@ use kvrelay_core::policy::{Chunked, Policy, built_in};
 use kvrelay_core::request::{Arrival, PromptContent, Scheduled};
 use kvrelay_core::slo::Slo;
 use kvrelay_core::time::{Nanos, Time};
+use kvrelay_core::watch::Unwatched;
 use kvrelay_engine::{
-    Engine, EngineConfig, Entry, Handle, Recording, ReplayError, RunOptions, Submission, Unwatched, replay,
+    Engine, EngineConfig, Entry, Handle, Recording, ReplayError, RunOptions, Submission, replay,
 };
 
 use crate::common::{answer, config, ids, model, next, submission, troubled};
