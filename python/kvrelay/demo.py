@@ -172,8 +172,9 @@ def save_picture(measured: dict[str, Result], simulated: dict[str, MaxGoodput], 
         plot.latency_cdf(measured, ax=ax, metric=metric)
     plot.goodput_bars({label.replace(" ", "\n"): result for label, result in measured.items()}, ax=axes[1][0])
     axes[1][0].set_title("Measured: goodput and attainment")
-    labels, rates = list(simulated), [best.per_gpu for best in simulated.values()]
-    bars = axes[1][1].bar(labels, rates, width=0.5, color=["#7f7f7f", "#0072b2"])
+    rates = [best.per_gpu for best in simulated.values()]
+    bars = axes[1][1].bar(range(len(rates)), rates, width=0.5, color=["#7f7f7f", "#0072b2"])
+    axes[1][1].set_xticks(range(len(rates)), list(simulated))
     axes[1][1].bar_label(bars, [f"{rate:.2f}" for rate in rates])
     axes[1][1].set_ylabel("max goodput (req/s per GPU)")
     axes[1][1].set_title("Simulated: 13B on A100-80GB")

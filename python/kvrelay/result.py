@@ -81,7 +81,7 @@ class Result:
     def summary(self) -> pd.DataFrame:
         """Count, mean and percentiles of every latency, in seconds, over the requests where it is
         defined. ``itl`` pools the gaps of all requests; ``held + queue + prefill`` make up ``ttft``;
-        ``waiting_for_room`` and ``transfer`` lie behind the first token."""
+        ``waiting_for_room``, ``transfer`` and ``decode_queue`` lie between the first token and the second."""
         stats = self._core.distributions(list(PERCENTILES))
         order = (
             "ttft",
@@ -90,6 +90,7 @@ class Result:
             "prefill",
             "waiting_for_room",
             "transfer",
+            "decode_queue",
             "tpot",
             "itl",
             "max_gap",

@@ -284,6 +284,31 @@ def test_four_threads_at_once(engine):
     assert got == [True] * 20
 
 
+def test_four_threads_run_workloads_under_python_policies_with_progress(engine):
+    workload = kr.Workload.poisson(400.0, 12, 10, 4, kr.SLO(ttft=60.0))
+    attained = []
+
+    class Mine:
+        def place(self, request, cluster):
+            return cluster.least_loaded()
+
+        def batch(self, worker):
+            return None
+
+    def run(progress):
+        attained.append(engine.run(workload, Mine(), progress=progress).attainment())
+
+    threads = [threading.Thread(target=run, args=(index % 2 == 0,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    run(True)
+    assert len(engine.generate("hello", 4, ignore_eos=True).token_ids) == 4
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    assert attained == [1.0] * 5
+
+
 def test_everything_prints(engine):
     assert repr(engine).startswith("Engine(") and "1P1D" in repr(engine)
     assert "<table" in engine._repr_html_()

@@ -170,7 +170,7 @@ impl Result {
         let records =
             || self.log.requests.iter().filter(|record| class.is_none_or(|class| record.class == class));
         type Metric = (&'static str, fn(&RequestRecord) -> Option<f64>);
-        let metrics: [Metric; 9] = [
+        let metrics: [Metric; 10] = [
             ("ttft", |r| r.ttft().map(|value| value.as_secs_f64())),
             ("held", |r| r.held().map(|value| value.as_secs_f64())),
             ("queue", |r| r.queue().map(|value| value.as_secs_f64())),
@@ -178,8 +178,9 @@ impl Result {
             ("tpot", RequestRecord::tpot),
             ("e2e", |r| r.e2e().map(|value| value.as_secs_f64())),
             ("max_gap", |r| r.max_gap.map(|value| value.as_secs_f64())),
-            ("waiting_for_room", |r| Some((r.transfer_start? - r.first_token?).as_secs_f64())),
-            ("transfer", |r| Some((r.transfer_end? - r.transfer_start?).as_secs_f64())),
+            ("waiting_for_room", |r| r.awaiting_room().map(|value| value.as_secs_f64())),
+            ("transfer", |r| r.transfer().map(|value| value.as_secs_f64())),
+            ("decode_queue", |r| r.decode_queue().map(|value| value.as_secs_f64())),
         ];
         let mut all: BTreeMap<_, _> = metrics
             .into_iter()
