@@ -102,6 +102,24 @@ fn goodput_keeps_a_decode_batch_within_everybodys_tpot() {
     assert!(largest <= 5 && good_guarded >= 3, "batches of {largest}, {good_guarded} good");
 }
 
+#[test]
+fn goodput_outlives_a_decode_worker_that_cannot_keep_up() {
+    // A step of B rows takes 1 + B µs: with a TPOT of 9 µs the decode worker bears batches of 8,
+    // while the prefill workers could feed it several times as much.
+    let latency = Kinked { per_row: 1_000_000, ..PLAIN };
+    let with = |at: u64| Arrival { slo: slo(1e-3, 9e-6), ..arrival(at * 8_000, 16, 40) };
+    let good = |policy: &str| {
+        let arrivals = (0..200).map(with).collect();
+        let result =
+            run(&cluster("2P1D", 4_000, latency.clone()), arrivals, built_in(policy).unwrap()).unwrap();
+        assert!(result.log.requests.iter().all(|record| record.status == Status::Finished));
+        result.log.requests.iter().filter(|record| record.verdict() == Verdict::Good).count()
+    };
+    let (everyone, guarded) = (good("disaggregated"), good("goodput"));
+    println!("{guarded} good, and {everyone} without a guard");
+    assert!(guarded > 2 * everyone, "{guarded} good, and {everyone} without a guard");
+}
+
 /// Fails in one method, after having worked for a while.
 struct Failing {
     method: &'static str,

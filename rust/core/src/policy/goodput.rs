@@ -119,6 +119,9 @@ impl Policy for Goodput {
             let decode = if prefill.is_empty() { None } else { Some(Vec::new()) };
             return Ok(Batch { prefill, decode, ..Batch::default() });
         }
+        if worker.role() == Role::Prefill && decode_is_saturated(worker) {
+            return Ok(Batch::default());
+        }
         let budget = self.chunk_tokens.min(worker.limits().max_prefill_tokens).max(1);
         if worker.num_running() == 0 {
             return Ok(Batch { prefill: prompts_on_time(worker, &order, budget), ..Batch::default() });
@@ -127,6 +130,20 @@ impl Policy for Goodput {
         // Slack for a chunk may come with the next step, so the step is not repeated.
         Ok(Batch { prefill, repeat: Some(1), ..Batch::default() })
     }
+}
+
+/// Requests per decode worker that may wait for one before prompts are held back. With fewer, prefill
+/// workers stand still over a passing peak; with more, those who wait lose their TPOT waiting.
+const AWAITING_PER_DECODE_WORKER: usize = 8;
+
+/// Whether so many requests wait for a decode worker that prompts are held back.
+///
+/// Another prompt computed now would only wait too, and lose its TPOT while it does; computed when
+/// there is room for it, it may still be the one with the nearest deadline that can be met.
+fn decode_is_saturated(worker: &WorkerView<'_>) -> bool {
+    let cluster = worker.cluster();
+    let num_decode = cluster.workers().filter(|other| other.is_up() && other.role().decodes()).count();
+    cluster.num_awaiting_room() >= AWAITING_PER_DECODE_WORKER * num_decode.max(1)
 }
 
 /// Predicted time until the prompt is done behind all that is queued there.

@@ -19,6 +19,11 @@ fn invalid(message: String) -> Decision<()> {
 
 impl Scheduler {
     pub(super) fn batch_all(&mut self, actions: &mut Vec<Action>) -> Decision<()> {
+        if std::mem::take(&mut self.state.idle_dirty) {
+            for worker in std::mem::take(&mut self.state.idle) {
+                self.state.worker(worker).dirty = true;
+            }
+        }
         for index in 0..self.state.workers.len() {
             // Asked again where the answer was only to drop or preempt: that made room.
             while self.state.workers[index].wants_batch() {
@@ -111,6 +116,7 @@ impl State {
             rows = self.decode_rows(worker, running, 0);
         }
         if rows.is_empty() {
+            self.idle.insert(worker);
             return;
         }
         let repeat = if rows.iter().all(|row| row.decode) {

@@ -142,6 +142,7 @@ impl State {
         };
         let transfer = TransferId(self.next_transfer);
         self.next_transfer += 1;
+        self.idle_dirty = true;
         let live = &mut self.requests[id];
         let kv = live.kv.as_ref().expect("a request that awaits room has KV");
         let from = kv.worker;

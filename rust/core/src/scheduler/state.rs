@@ -87,6 +87,10 @@ pub(crate) struct State {
     pub(crate) next_transfer: u64,
     /// Workers whose policy wants to be asked again at a time, whatever happens.
     pub(crate) timers: BTreeSet<(Time, WorkerId)>,
+    /// Workers that have work and were given nothing to do: what they wait for may be anywhere.
+    pub(crate) idle: BTreeSet<WorkerId>,
+    /// Room came free or a hand-over began somewhere since the idle ones were asked.
+    pub(crate) idle_dirty: bool,
     /// Something changed that may let an unplaced request be placed.
     pub(crate) place_dirty: bool,
     /// Something changed that may let a decode worker accept.
@@ -111,6 +115,8 @@ impl State {
             quarantine: BTreeMap::new(),
             next_transfer: 0,
             timers: BTreeSet::new(),
+            idle: BTreeSet::new(),
+            idle_dirty: false,
             place_dirty: false,
             accept_dirty: false,
             log: Log::default(),
@@ -138,6 +144,7 @@ impl State {
     pub(crate) fn room_changed(&mut self, worker: WorkerId) {
         self.accept_dirty = true;
         self.place_dirty = true;
+        self.idle_dirty = true;
         self.workers[worker.index()].dirty = true;
     }
 
