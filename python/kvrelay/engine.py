@@ -305,6 +305,11 @@ class Engine:
             for role, device, threads, cores, blocks in self._core.workers()
         ]
 
+    @property
+    def num_policy_faults(self) -> int:
+        """How often the engine's policy failed while serving; from the first time on ``fcfs`` decides."""
+        return self._core.num_policy_faults()
+
     def check_integrity(self) -> None:
         """Raises :class:`kvrelay.IntegrityError` when a KV block is lost."""
         self._core.check_integrity()

@@ -177,6 +177,18 @@ def test_a_policys_exception_ends_a_run_as_itself_and_the_engine_goes_on(engine)
     engine.check_integrity()
 
 
+def test_a_failing_policy_while_serving_is_counted_and_fcfs_goes_on():
+    def fails(request, cluster):
+        raise ZeroDivisionError("place")
+
+    with kr.Engine(TINY, policy=fails, **SMALL) as engine:
+        assert engine.num_policy_faults == 0
+        for _ in range(3):
+            assert len(engine.generate("hello", 4, ignore_eos=True).token_ids) == 4
+        assert engine.num_policy_faults >= 1
+        engine.check_integrity()
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [

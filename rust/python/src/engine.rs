@@ -144,12 +144,6 @@ impl Engine {
         self.model.name()
     }
 
-    /// The most tokens a sequence may have.
-    #[getter]
-    fn context(&self) -> u32 {
-        self.model.config().context_length as u32
-    }
-
     /// Token ids of a text.
     #[pyo3(signature = (text, add_special=true))]
     fn tokenize(&self, py: Python<'_>, text: &str, add_special: bool) -> PyResult<Vec<u32>> {
