@@ -138,11 +138,6 @@ class Engine:
         """
         Whether it was closed.
         """
-    @property
-    def context(self, /) -> int:
-        """
-        The most tokens a sequence may have.
-        """
     def detokenize(self, /, ids: SupportsGetItem[int, SupportsIndex]) -> str:
         """
         The text of token ids.
