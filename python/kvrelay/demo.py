@@ -16,6 +16,7 @@ import pandas as pd
 from kvrelay import plot
 from kvrelay.describe import SLO, Cluster
 from kvrelay.engine import Engine
+from kvrelay.errors import ConfigError
 from kvrelay.result import Result
 from kvrelay.simulation import MaxGoodput, max_goodput
 from kvrelay.workload import Workload
@@ -34,6 +35,9 @@ COMPARED = (("2M", "fcfs"), ("2M", "chunked"), ("1P1D", "disaggregated"), ("1P1D
 
 def main(output: str | Path = "demo.png", *, progress: bool = True) -> None:
     """The whole demo; saves its picture at ``output``."""
+    folder = Path(output).absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"the picture cannot be saved at {str(output)!r}: there is no folder {str(folder)!r}")
     started = time.monotonic()
     stream_an_answer()
     measured = compare_policies(progress=progress)

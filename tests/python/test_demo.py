@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 import kvrelay as kr
 from kvrelay import demo
+
+
+def test_a_picture_that_cannot_be_saved_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(kr.ConfigError, match="there is no folder"):
+        demo.main(tmp_path / "nowhere" / "demo.png")
 
 
 def test_the_published_example_comes_out(capsys):

@@ -1,7 +1,8 @@
 //! What policies do, and what happens when one fails.
 
 use kvrelay_core::policy::{
-    Admission, Batch, ClusterView, Decision, Policy, PolicyFault, RequestView, WorkerView, built_in,
+    Admission, Batch, ClusterView, Decision, Policy, PolicyFault, Rebalance, RequestView, WorkerView,
+    built_in,
 };
 use kvrelay_core::record::{Status, Verdict};
 use kvrelay_core::request::{Arrival, Scheduled};
@@ -214,6 +215,26 @@ fn a_policy_that_does_nothing_is_told_so_instead_of_hanging() {
     let idle = Wrong(Batch { decode: Some(Vec::new()), ..Batch::default() });
     let error = run(&cluster("1M", 64, PLAIN), arrivals, Box::new(idle)).unwrap_err();
     assert!(matches!(error, SimError::Stalled { num_live: 1, first: 0, .. }), "{error}");
+}
+
+/// Wants to be asked for roles every microsecond, for ever.
+struct Ticking;
+
+impl Policy for Ticking {
+    fn name(&self) -> String {
+        "ticking".to_owned()
+    }
+
+    fn rebalance(&mut self, cluster: &ClusterView<'_>) -> Decision<Rebalance> {
+        Ok(Rebalance { roles: Vec::new(), next: Some(cluster.now() + Nanos(1_000)) })
+    }
+}
+
+#[test]
+fn a_policy_that_ticks_for_ever_does_not_keep_a_simulation_going() {
+    let result = run(&cluster("1M", 64, PLAIN), vec![arrival(5, 20, 5)], Box::new(Ticking)).unwrap();
+    assert_eq!(result.log.requests[0].status, Status::Finished);
+    assert!(result.end < Time(50_000), "{:?}", result.end);
 }
 
 /// Holds every request for a fixed time.

@@ -49,10 +49,12 @@ impl PartialOrd for Entry {
 pub(crate) struct Queue {
     heap: BinaryHeap<Entry>,
     num_planned: u64,
+    num_wakes: usize,
 }
 
 impl Queue {
     pub(crate) fn push(&mut self, at: Time, planned: Planned) {
+        self.num_wakes += usize::from(planned == Planned::Wake);
         self.heap.push(Entry { at, number: self.num_planned, planned });
         self.num_planned += 1;
     }
@@ -64,6 +66,13 @@ impl Queue {
     /// Takes the next happening if it is due at `now`.
     pub(crate) fn pop_due(&mut self, now: Time) -> Option<Planned> {
         self.heap.peek().filter(|entry| entry.at <= now)?;
-        self.heap.pop().map(|entry| entry.planned)
+        let planned = self.heap.pop()?.planned;
+        self.num_wakes -= usize::from(planned == Planned::Wake);
+        Some(planned)
+    }
+
+    /// Whether nothing is planned but wake-ups: a policy may ask for these for ever.
+    pub(crate) fn only_wakes(&self) -> bool {
+        self.heap.len() == self.num_wakes
     }
 }
