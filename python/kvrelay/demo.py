@@ -37,7 +37,9 @@ def main(output: str | Path = "demo.png", *, progress: bool = True) -> None:
     """The whole demo; saves its picture at ``output``."""
     folder = Path(output).absolute().parent
     if not folder.is_dir():
-        raise ConfigError(f"the picture cannot be saved at {str(output)!r}: there is no folder {str(folder)!r}")
+        raise ConfigError(
+            f"the picture cannot be saved at {str(output)!r}: there is no folder {str(folder)!r}"
+        )
     started = time.monotonic()
     stream_an_answer()
     measured = compare_policies(progress=progress)

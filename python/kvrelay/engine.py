@@ -143,7 +143,7 @@ class Engine:
         else runs.
     threads_per_worker
         The machine's cores, shared evenly, by default. ``pin`` keeps each worker's threads on cores of
-        its own.
+        its own, where there are enough for all.
     kv_tokens
         KV capacity of every worker; 512 MiB of it by default.
     max_batch, max_prefill_tokens, block_tokens, max_model_len, prefix_caching
@@ -163,7 +163,7 @@ class Engine:
         device: str = "auto",
         numerics: str = "fast",
         threads_per_worker: int | None = None,
-        pin: bool = False,
+        pin: bool = True,
         kv_tokens: int | None = None,
         block_tokens: int = 16,
         max_batch: int = 64,
