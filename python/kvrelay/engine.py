@@ -151,7 +151,7 @@ class Engine:
 
     >>> engine = Engine("smollm2-135m", topology="1P1D")  # doctest: +SKIP
     >>> engine.generate("The capital of France is", max_tokens=8).text  # doctest: +SKIP
-    ' Paris.\\n\\nThe United States has'
+    ' Paris.\\n\\nThe answer is: '
     """
 
     def __init__(
@@ -249,6 +249,10 @@ class Engine:
         """Token ids of a chat, up to where the assistant answers."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        if isinstance(messages, Mapping):
+            messages = [messages]
+        if not messages:
+            raise RequestError("a chat needs at least one message, found 0")
         pairs = []
         for index, message in enumerate(messages):
             try:

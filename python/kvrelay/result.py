@@ -104,6 +104,8 @@ class Result:
 
     def percentile(self, metric: str, percent: float, slo_class: str | None = None) -> float | None:
         """One percentile of ``ttft``, ``tpot``, ``e2e``, ``max_gap`` or a part of them, in seconds."""
+        if not 0 <= percent <= 100:
+            raise ConfigError(f"percent is {percent}; it must be between 0 and 100", percent=percent)
         stats = self._core.distributions([float(percent)], self._class(slo_class))
         if metric not in stats:
             raise ConfigError(f"metric {metric!r}; known: {', '.join(sorted(stats))}", metric=metric)
@@ -135,6 +137,9 @@ class Result:
             )
         else:
             lines.append(f"{len(self)} requests without objectives")
+        statuses = self.requests["status"].value_counts()
+        if statuses.get("finished", 0) < len(self):
+            lines.append(", ".join(f"{number} {status}" for status, number in statuses.items()))
         if counts["out"]:
             lines.append(
                 f"{counts['out']} on neither side, {counts['without_slo']} of them without an objective"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,12 +72,17 @@ def simulate(
     return Result(core, title=title, source="simulated", num_gpus=cluster.num_gpus, oracle=oracle)
 
 
+def _shows() -> bool:
+    """Whether progress has an audience: a terminal or a notebook, not a file."""
+    return "ipykernel" in sys.modules or sys.stderr.isatty()
+
+
 class _bar:
     """A progress bar over requests; its callback is what the compiled core calls."""
 
     def __init__(self, total: int, what: str, wanted: bool) -> None:
         self._args = {"total": total, "desc": what, "unit": "req", "leave": False, "delay": 0.5}
-        self._wanted = wanted
+        self._wanted = wanted and _shows()
         self._bar: tqdm | None = None
 
     def __enter__(self) -> Callable[[int, int, float], None] | None:
@@ -153,7 +159,7 @@ def max_goodput(
         raise ConfigError(f"tolerance is {tolerance}; it must be between 0 and 1", tolerance=tolerance)
     tried: dict[float, float] = {}
     measure = criterion or (lambda result: result.attainment())
-    bar = tqdm(desc="max_goodput", unit="rate", leave=False, disable=not progress, delay=0.5)
+    bar = tqdm(desc="max_goodput", unit="rate", leave=False, disable=not (progress and _shows()), delay=0.5)
 
     def attains(rate: float) -> bool:
         result = simulate(workload.at_rate(rate), cluster, policy, belief=belief, seed=seed, progress=False)

@@ -154,6 +154,11 @@ def test_an_exception_comes_out_as_that_very_exception(method):
         (type("P", (), {"batch": lambda *_: kr.Batch(prefill=[(999, 1)])})(), "request 999"),
         (type("P", (), {"batch": lambda *_: kr.Batch(prefill=[(0, -5)])})(), "number of prompt tokens"),
         (type("P", (), {"batch": lambda *_: kr.Batch(prefill=[0])})(), r"expected \(request, tokens\)"),
+        (type("P", (), {"admit": lambda *_: kr.Hold(float("inf"))})(), "213 days"),
+        (type("P", (), {"batch": lambda *_: kr.Batch(wake_at=1e300)})(), "213 days"),
+        (type("P", (), {"rebalance": lambda *_: kr.Rebalance(next=float("inf"))})(), "213 days"),
+        (type("P", (), {"batch": lambda *_: [1]})(), "expected a kvrelay.Batch or None"),
+        (type("P", (), {"rebalance": lambda *_: {0: "decode"}})(), "expected a kvrelay.Rebalance or None"),
         (type("P", (), {"rebalance": lambda *_: kr.Rebalance({0: "decode"})})(), "without a worker"),
         (
             type("P", (), {"rebalance": lambda *_: kr.Rebalance({0: "boss"})})(),

@@ -55,6 +55,7 @@ NAN, INF = math.nan, math.inf
         (lambda: kr.Cluster("1M", model="opt-13", gpu="h100"), "nearest first: opt-13b"),
         (lambda: kr.Cluster("1M", model="opt-13b", gpu="h101"), "nearest first: h100"),
         (lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", latency="slow"), "known: roofline"),
+        (lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", latency="vllm"), "measured on a100-80gb"),
         (lambda: kr.Cluster("1M", model="llama-3.1-405b", gpu="h100"), "405"),
         (lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", tp=0), "tp is 0"),
         (lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", tp={"boss": 2}), "role 'boss'"),

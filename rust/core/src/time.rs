@@ -27,6 +27,8 @@ impl Time {
     pub const ZERO: Time = Time(0);
     /// Later than every event.
     pub const MAX: Time = Time(u64::MAX);
+    /// The latest instant of a run: what picoseconds can count to, 213 days.
+    pub const LONGEST: Time = Time(u64::MAX / PICOS_PER_NANO - 1);
 
     /// The instant `seconds` after the start; negative and NaN count as zero, the rest saturates.
     pub fn from_secs_f64(seconds: f64) -> Time {

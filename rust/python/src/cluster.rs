@@ -34,6 +34,9 @@ fn role_index(role: Role) -> usize {
     }
 }
 
+/// The GPU of the published profiles.
+const MEASURED_ON: &str = "a100-80gb";
+
 /// A latency model by name: `"roofline"` or a published profile.
 fn latency(
     py: Python<'_>,
@@ -51,6 +54,11 @@ fn latency(
     if !PROFILE_NAMES.contains(&name) {
         let known = PROFILE_NAMES.join(", ");
         return Err(error::config(py, format!("latency {name:?}; known: roofline, {known}")));
+    }
+    if gpu.name != MEASURED_ON {
+        let message =
+            format!("latency {name:?} was measured on {MEASURED_ON} and says nothing of {}", gpu.name);
+        return Err(error::config(py, message));
     }
     let profile = profiles::profile(name, &model.name, tp, 1);
     profile.map(|model| Arc::new(model) as Arc<dyn LatencyModel>).map_err(|error| error::config(py, error))
@@ -143,6 +151,7 @@ impl Cluster {
         let mut workers = Vec::new();
         for role in topology.roles() {
             let tp = tp[role_index(role)];
+            let latency = latency(py, latency_name, &model, &gpu, tp)?;
             let tokens = match kv_tokens {
                 Some(tokens) => tokens,
                 None => capacity(py, latency_name, &model, &gpu, tp)?,
@@ -154,11 +163,7 @@ impl Cluster {
                     format!("KV capacity of {tokens} tokens is less than a block of {block_tokens}"),
                 ));
             }
-            workers.push(SimWorker {
-                role,
-                num_blocks,
-                latency: latency(py, latency_name, &model, &gpu, tp)?,
-            });
+            workers.push(SimWorker { role, num_blocks, latency });
         }
         // A transfer is as wide as the narrower of its two ends.
         let sending = topology.roles().into_iter().map(|role| tp[role_index(role)]).min().unwrap_or(1);

@@ -70,6 +70,7 @@ pub(crate) fn simulation(py: Python<'_>, error: SimError) -> PyErr {
                 Err(error) => error,
             }
         }
+        SimError::TooLong { .. } => raise(py, "StalledError", error),
         SimError::Integrity(_) => raise(py, "IntegrityError", error),
     }
 }

@@ -217,6 +217,9 @@ fn acceptance_from(answer: &Bound<'_, PyAny>) -> PyResult<Acceptance> {
 }
 
 fn batch_from(answer: &Bound<'_, PyAny>) -> PyResult<Batch> {
+    if answer.getattr_opt("prefill")?.is_none() || answer.getattr_opt("preempt")?.is_none() {
+        return Err(unexpected("a kvrelay.Batch or None from batch()", answer));
+    }
     let ids = |field: &str| -> PyResult<Vec<RequestId>> {
         answer.getattr(field)?.try_iter()?.map(|id| request_id(&id?)).collect()
     };
@@ -244,6 +247,9 @@ fn batch_from(answer: &Bound<'_, PyAny>) -> PyResult<Batch> {
 fn rebalance_from(answer: &Bound<'_, PyAny>) -> PyResult<Rebalance> {
     if answer.is_none() {
         return Ok(Rebalance::default());
+    }
+    if answer.getattr_opt("roles")?.is_none() {
+        return Err(unexpected("a kvrelay.Rebalance or None from rebalance()", answer));
     }
     let mut roles = Vec::new();
     let given = answer.getattr("roles")?;

@@ -118,6 +118,12 @@ pub enum SimError {
         /// When the last thing happened.
         at: Time,
     },
+    /// It goes on for longer than its clock can count.
+    #[error("the run goes on beyond {limit:.0} s (213 days), with {num_live} requests left: it is far too slow for its load", limit = Time::LONGEST.as_secs_f64())]
+    TooLong {
+        /// Requests that are left.
+        num_live: usize,
+    },
     /// The watcher ended it.
     #[error("interrupted")]
     Interrupted,
@@ -197,6 +203,9 @@ pub fn simulate(
     while let Some(next) =
         driver.next_instant().filter(|next| options.until.is_none_or(|until| *next <= until))
     {
+        if next > Time::LONGEST {
+            return Err(SimError::TooLong { num_live: scheduler.num_live() });
+        }
         driver.collect(next, &mut events);
         if events.is_empty() {
             // The planned end of a run that was cut since.

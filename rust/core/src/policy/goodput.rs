@@ -107,6 +107,9 @@ impl Policy for Goodput {
     }
 
     fn batch(&mut self, worker: &WorkerView<'_>) -> Decision<Batch> {
+        if worker.role() == Role::Prefill && decode_is_saturated(worker) {
+            return Ok(Batch::default());
+        }
         let order = deadline_order(worker);
         if order.is_empty() {
             // Whether someone who waits for room may join depends on the slack that steps leave.
@@ -118,9 +121,6 @@ impl Policy for Goodput {
             let prefill = prefill_first(worker, order.into_iter());
             let decode = if prefill.is_empty() { None } else { Some(Vec::new()) };
             return Ok(Batch { prefill, decode, ..Batch::default() });
-        }
-        if worker.role() == Role::Prefill && decode_is_saturated(worker) {
-            return Ok(Batch::default());
         }
         let budget = self.chunk_tokens.min(worker.limits().max_prefill_tokens).max(1);
         if worker.num_running() == 0 {

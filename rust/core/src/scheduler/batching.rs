@@ -3,7 +3,7 @@
 use super::live::Phase;
 use super::state::State;
 use super::worker::Outstanding;
-use super::{Scheduler, is_past, later_than};
+use super::{Scheduler, is_out_of_reach, later_than};
 use crate::cluster::WorkerId;
 use crate::event::Action;
 use crate::kv::Holder;
@@ -75,8 +75,11 @@ impl State {
         if batch.repeat == Some(0) {
             return invalid("repeat of 0, at least 1 is needed".to_owned());
         }
-        if let Some(at) = batch.wake_at.filter(|at| is_past(self.now, *at)) {
-            return invalid(format!("wake_at {at:?}, which is not after {:?}", self.now));
+        if let Some(at) = batch.wake_at.filter(|at| is_out_of_reach(self.now, *at)) {
+            return invalid(format!(
+                "wake_at {at:?}, which is not after {:?}, or beyond the 213 days of a run",
+                self.now
+            ));
         }
         self.validate_limits(batch)
     }

@@ -3,7 +3,7 @@
 use super::live::{Ending, Kv, Phase};
 use super::state::State;
 use super::worker::Worker;
-use super::{Scheduler, is_past, later_than};
+use super::{Scheduler, is_out_of_reach, later_than};
 use crate::cluster::{Role, WorkerId};
 use crate::event::Action;
 use crate::kv::{BlockPool, Holder};
@@ -28,10 +28,13 @@ impl Scheduler {
             let mut answer = self.policy.admit(&view, &ClusterView::new(&self.state))?;
             let now = self.state.now;
             if let Admission::Hold(until) = &mut answer {
-                if is_past(now, *until) {
+                if is_out_of_reach(now, *until) {
                     return invalid(
                         "admit",
-                        format!("request {} held until {until:?}, which is before {now:?}", id.0),
+                        format!(
+                            "request {} held until {until:?}, which is before {now:?} or beyond the 213 days of a run",
+                            id.0
+                        ),
                     );
                 }
                 *until = later_than(now, *until);

@@ -57,9 +57,10 @@ pub struct Scheduler {
 /// through floating point.
 const ROUNDING: Nanos = Nanos(1_000);
 
-/// Whether `at` was over before `now`, by more than rounding explains.
-fn is_past(now: Time, at: Time) -> bool {
-    at + ROUNDING < now
+/// Whether `at` can be no time to be asked again: it was over before `now`, by more than rounding
+/// explains, or no run lasts so long.
+fn is_out_of_reach(now: Time, at: Time) -> bool {
+    at + ROUNDING < now || at > Time::LONGEST
 }
 
 /// `at`, but after `now`, so that a policy is not asked twice in an instant.
@@ -186,8 +187,11 @@ impl Scheduler {
         }
         let answer = self.policy.rebalance(&ClusterView::new(&self.state))?;
         self.state.validate_roles(&answer.roles)?;
-        if let Some(next) = answer.next.filter(|next| is_past(self.state.now, *next)) {
-            let message = format!("next tick at {next:?}, which is not after {:?}", self.state.now);
+        if let Some(next) = answer.next.filter(|next| is_out_of_reach(self.state.now, *next)) {
+            let message = format!(
+                "next tick at {next:?}, which is not after {:?}, or beyond the 213 days of a run",
+                self.state.now
+            );
             return Err(PolicyFault::Invalid { method: "rebalance", message });
         }
         self.rebalance_at = answer.next.map(|next| later_than(self.state.now, next));
