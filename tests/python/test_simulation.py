@@ -183,3 +183,11 @@ def test_interference_free_decode_needs_more_than_one_worker(slo):
         cluster = kr.Cluster(topology, model="opt-13b", gpu="a100-80gb", latency="distserve")
         frozen[topology] = kr.simulate(both, cluster, policy, **QUIET).percentile("max_gap", 90, "chat")
     assert frozen["1P1D"] < 0.1 < 0.2 < frozen["2M"]
+
+
+def test_a_run_beyond_its_clock_says_so_instead_of_wrapping():
+    endless = kr.Workload.from_records([{"arrival": 0.0, "prompt_tokens": 1, "output_tokens": 2**24}])
+    cluster = kr.Cluster("1M", model="opt-66b", gpu="a100-80gb", latency="distserve", tp=2, kv_tokens=2**25)
+    for policy in ("fcfs", "goodput"):
+        with pytest.raises(kr.StalledError, match="213 days"):
+            kr.simulate(endless, cluster, policy, **QUIET)
