@@ -87,6 +87,8 @@ def compare_policies(*, progress: bool = True) -> dict[str, Result]:
         print(f"class {name}: TTFT within {_ms(slo.ttft)}, TPOT within {_ms(slo.tpot)}")
     print()
     print(comparison(results).to_string(index=False))
+    best = max(results, key=lambda label: results[label].goodput())
+    print(f"most goodput: {best} (one run each; on a busy machine the ranking changes)")
     return results
 
 
