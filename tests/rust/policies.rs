@@ -121,6 +121,27 @@ fn goodput_outlives_a_decode_worker_that_cannot_keep_up() {
     assert!(guarded > 2 * everyone, "{guarded} good, and {everyone} without a guard");
 }
 
+#[test]
+fn a_started_prompt_goes_on_however_far_back_in_the_queue_it_is() {
+    // Tight pools, small batches and mixed deadlines: preempted requests come to the front while a
+    // prompt that has its blocks stands behind more of the queue than a batch may hold.
+    let mut config = cluster("2M", 40, Kinked { per_row: 400_000, ..PLAIN });
+    config.limits.max_batch = 2;
+    let arrivals: Vec<_> = (0..120u64)
+        .map(|i| {
+            let prompt = 20 + (i * 97 % 300) as u32;
+            Arrival {
+                slo: slo(1e-6 * (1 + i * 13 % 40) as f64, 3e-6),
+                ..arrival(i * 900, prompt, 1 + (i * 31 % 60) as u32)
+            }
+        })
+        .collect();
+    for policy in ["fcfs", "chunked", "goodput"] {
+        let result = run(&config, arrivals.clone(), built_in(policy).unwrap()).unwrap();
+        assert!(result.log.requests.iter().all(|record| record.status == Status::Finished), "{policy}");
+    }
+}
+
 /// Fails in one method, after having worked for a while.
 struct Failing {
     method: &'static str,

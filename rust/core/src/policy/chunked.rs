@@ -40,8 +40,8 @@ pub(super) fn fill<'a>(
     let slots = (worker.limits().max_batch as usize).saturating_sub(worker.num_running());
     let mut room = PrefillRoom::new(worker);
     let mut chunks = Vec::new();
-    for request in order.take(slots) {
-        if budget == 0 {
+    for request in order {
+        if budget == 0 || chunks.len() == slots {
             break;
         }
         if !room.take(&request) {

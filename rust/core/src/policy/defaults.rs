@@ -39,7 +39,10 @@ pub fn prefill_first<'a>(
     let mut room = PrefillRoom::new(worker);
     let mut tokens = 0u32;
     let mut chosen = Vec::new();
-    for request in order.take(limits.max_batch as usize) {
+    for request in order {
+        if chosen.len() == limits.max_batch as usize {
+            break;
+        }
         let pending = request.pending();
         if tokens.saturating_add(pending) > limits.max_prefill_tokens && !chosen.is_empty() {
             break;
