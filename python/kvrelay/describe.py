@@ -205,10 +205,13 @@ class Cluster:
 
     def prefill_time(self, prompt_tokens: int, role: str | None = None) -> float:
         """Seconds that a prompt takes, alone and unloaded."""
+        prompt_tokens = whole("prompt_tokens", prompt_tokens, 1, 2**24)
         return self._core.prefill_time(prompt_tokens, role or self._role("prefill"))
 
     def decode_time(self, num_decode: int, context_tokens: int, role: str | None = None) -> float:
         """Seconds of a decode step of ``num_decode`` requests with ``context_tokens`` together."""
+        num_decode = whole("num_decode", num_decode, 1, 2**20)
+        context_tokens = whole("context_tokens", context_tokens, 1, 2**40)
         return self._core.decode_time(num_decode, context_tokens, role or self._role("decode"))
 
     def _role(self, wanted: str) -> str:

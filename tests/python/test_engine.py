@@ -280,6 +280,42 @@ def test_a_closed_engine_says_so():
         engine.generate("hello")
 
 
+CLOSED_MEANWHILE = """
+    import sys, threading
+    import kvrelay as kr
+    class Looks:
+        def place(self, request, cluster):
+            started.set()
+            return cluster.least_loaded()
+    started = threading.Event()
+    engine = kr.Engine({path!r}, policy=Looks(), kv_tokens=4096)
+    def close():
+        started.wait(30)
+        engine.close()
+    closer = threading.Thread(target=close)
+    closer.start()
+    try:
+        {call}
+    except kr.EngineError:
+        pass
+    closer.join()
+    print("closed", engine._core.closed)
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "engine.run(kr.Workload.fixed(20, 20, 10, 5), progress=False)",
+        "[engine.generate([5, 6], 200, ignore_eos=True) for _ in range(10_000)]",
+    ],
+)
+def test_closing_from_another_thread_hangs_nobody(call):
+    code = textwrap.dedent(CLOSED_MEANWHILE).format(path=str(TINY), call=call)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.stdout.strip() == "closed True", ended.stderr
+
+
 def test_four_threads_at_once(engine):
     expected = engine.generate("hello", 8, ignore_eos=True).token_ids
     got = []

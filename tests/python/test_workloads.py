@@ -70,6 +70,15 @@ NAN, INF = math.nan, math.inf
         (lambda: kr.Cluster(7, model="opt-13b", gpu="h100"), "topology is 7"),
         (lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", link=7), "link is 7"),
         (
+            lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", kv_tokens=2**40),
+            "at most 67108864 are simulated",
+        ),
+        (
+            lambda: kr.Cluster("1M", model="opt-13b", gpu="h100").decode_time(1, 2**62),
+            "context_tokens is 461168",
+        ),
+        (lambda: kr.Cluster("1M", model="opt-13b", gpu="h100").prefill_time(-1), "prompt_tokens is -1"),
+        (
             lambda: kr.Cluster("1M", model="opt-13b", gpu="h100", kv_tokens=3),
             "3 tokens is less than a block of 16",
         ),

@@ -34,6 +34,9 @@ fn role_index(role: Role) -> usize {
     }
 }
 
+/// KV blocks of a cluster: the books of each take some hundred bytes of this machine.
+const MAX_BLOCKS: u64 = 1 << 26;
+
 /// The GPU of the published profiles.
 const MEASURED_ON: &str = "a100-80gb";
 
@@ -149,6 +152,7 @@ impl Cluster {
         let limits =
             Limits { block_tokens, max_batch, max_prefill_tokens, max_model_len, ..Limits::default() };
         let mut workers = Vec::new();
+        let mut total_blocks = 0;
         for role in topology.roles() {
             let tp = tp[role_index(role)];
             let latency = latency(py, latency_name, &model, &gpu, tp)?;
@@ -157,6 +161,13 @@ impl Cluster {
                 None => capacity(py, latency_name, &model, &gpu, tp)?,
             };
             let num_blocks = u32::try_from(tokens / u64::from(block_tokens)).unwrap_or(u32::MAX - 1);
+            total_blocks += u64::from(num_blocks);
+            if total_blocks > MAX_BLOCKS {
+                let message = format!(
+                    "KV capacity of {total_blocks} blocks or more in all; at most {MAX_BLOCKS} are simulated"
+                );
+                return Err(error::config(py, message));
+            }
             if num_blocks == 0 {
                 return Err(error::config(
                     py,

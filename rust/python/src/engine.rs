@@ -269,11 +269,31 @@ impl Engine {
     }
 }
 
+/// The engine during a call. Where it was closed meanwhile this is its last owner, and joins its
+/// loop, which may need the interpreter's lock for its policy: so it lets go of that lock first.
+struct Open(Option<Arc<kvrelay_engine::Engine>>);
+
+impl std::ops::Deref for Open {
+    type Target = kvrelay_engine::Engine;
+
+    fn deref(&self) -> &kvrelay_engine::Engine {
+        self.0.as_deref().expect("taken when it is dropped, not before")
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let engine = self.0.take();
+        Python::attach(|py| py.detach(|| drop(engine)));
+    }
+}
+
 impl Engine {
-    fn open(&self, py: Python<'_>) -> PyResult<Arc<kvrelay_engine::Engine>> {
+    fn open(&self, py: Python<'_>) -> PyResult<Open> {
         self.process.check(py)?;
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        engine.ok_or_else(|| error::raise(py, "EngineError", "the engine is closed"))
+        let engine = engine.ok_or_else(|| error::raise(py, "EngineError", "the engine is closed"))?;
+        Ok(Open(Some(engine)))
     }
 }
 

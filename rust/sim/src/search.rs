@@ -49,6 +49,10 @@ pub fn max_rate<E>(search: Bisection, mut attains: impl FnMut(f64) -> Result<boo
     }
     while bracket.high - bracket.low > search.tolerance * bracket.high {
         let middle = 0.5 * (bracket.low + bracket.high);
+        if middle <= bracket.low || middle >= bracket.high {
+            // No number lies between them: closer is not to be had.
+            break;
+        }
         if attains(middle)? {
             bracket.low = middle;
         } else {
@@ -69,6 +73,13 @@ mod tests {
             assert!(found.low <= threshold && threshold < found.high);
             assert!(found.high - found.low <= 0.01 * found.high);
         }
+    }
+
+    #[test]
+    fn a_tolerance_below_the_numbers_themselves_ends() {
+        let search = Bisection { tolerance: 1e-30, ..Bisection::default() };
+        let found = max_rate(search, |rate| Ok::<_, ()>(rate <= 5.3)).unwrap();
+        assert!(found.low <= 5.3 && 5.3 < found.high && found.high - found.low < 1e-14);
     }
 
     #[test]
