@@ -244,11 +244,6 @@ impl Scheduler {
         ClusterView::new(&self.state)
     }
 
-    /// The record of a live request, as it stands.
-    pub fn live_record(&self, request: RequestId) -> Option<&RequestRecord> {
-        self.state.requests.get(request).map(|live| &live.record)
-    }
-
     /// Takes what was logged since the last call. The policy is shown the same as without it.
     pub fn take_log(&mut self) -> Log {
         self.unobserved.extend_from_slice(&self.state.log.requests[self.num_observed..]);

@@ -86,7 +86,7 @@ pub(super) struct Session {
     pub(super) num_idle: u64,
     /// Since when nothing that is under way could move any request.
     pub(super) stalled_since: Option<Time>,
-    /// The measured run that this session is for.
+    /// The measured run it serves, if it serves one.
     pub(super) run: Option<Measured>,
 }
 
