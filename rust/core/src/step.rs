@@ -56,7 +56,7 @@ pub struct StepShape {
 
 impl StepShape {
     /// Adds one row.
-    pub fn add(&mut self, row: &Row) {
+    pub fn push(&mut self, row: &Row) {
         if row.decode && row.len == 1 {
             self.num_decode += 1;
             self.decode_context += row.context();
@@ -73,7 +73,7 @@ impl StepShape {
     pub fn of(rows: &[Row]) -> StepShape {
         let mut shape = StepShape::default();
         for row in rows {
-            shape.add(row);
+            shape.push(row);
         }
         shape
     }
@@ -108,6 +108,22 @@ impl StepShape {
     /// Rows over all kinds.
     pub fn num_rows(&self) -> u32 {
         self.num_prefill + self.num_decode
+    }
+}
+
+impl std::ops::Add for StepShape {
+    type Output = StepShape;
+
+    /// The rows of both in one step.
+    fn add(self, other: StepShape) -> StepShape {
+        StepShape {
+            num_prefill: self.num_prefill + other.num_prefill,
+            prefill_tokens: self.prefill_tokens + other.prefill_tokens,
+            prefill_context: self.prefill_context + other.prefill_context,
+            prefill_square: self.prefill_square + other.prefill_square,
+            num_decode: self.num_decode + other.num_decode,
+            decode_context: self.decode_context + other.decode_context,
+        }
     }
 }
 

@@ -65,7 +65,7 @@ impl BuiltIn {
     fn build(&self) -> Option<Box<dyn core::Policy>> {
         match (self.name.as_str(), self.token_budget, self.chunk_tokens) {
             ("chunked", Some(token_budget), _) => Some(Box::new(core::Chunked { token_budget })),
-            ("goodput", _, Some(chunk_tokens)) => Some(Box::new(core::Goodput { chunk_tokens })),
+            ("goodput", _, Some(chunk_tokens)) => Some(Box::new(core::Goodput::new(chunk_tokens))),
             (name, ..) => core::built_in(name),
         }
     }

@@ -27,28 +27,32 @@ impl Policy for Chunked {
         let budget = self.token_budget.min(worker.limits().max_prefill_tokens);
         let rows = worker.num_running() as u32;
         let budget = budget.saturating_sub(rows).max(u32::from(rows == 0));
-        Ok(Batch { prefill: fill(worker, worker.waiting(), budget), ..Batch::default() })
+        let slots = (worker.limits().max_batch as usize).saturating_sub(worker.num_running());
+        Ok(Batch { prefill: fill(worker, worker.waiting(), budget, budget, slots), ..Batch::default() })
     }
 }
 
-/// Chunks of the prompts in the given order, `budget` tokens together.
+/// Chunks of the prompts in the given order: `alone` tokens of the first one at most, `together` of
+/// several, and no more than `slots` prompts.
 pub(super) fn fill<'a>(
     worker: &WorkerView<'a>,
     order: impl Iterator<Item = super::RequestView<'a>>,
-    mut budget: u32,
+    alone: u32,
+    together: u32,
+    slots: usize,
 ) -> Vec<(crate::request::RequestId, u32)> {
-    let slots = (worker.limits().max_batch as usize).saturating_sub(worker.num_running());
     let mut room = PrefillRoom::new(worker);
     let mut chunks = Vec::new();
+    let mut left = alone;
     for request in order {
-        if budget == 0 || chunks.len() == slots {
+        if left == 0 || chunks.len() == slots {
             break;
         }
         if !room.take(&request) {
             continue;
         }
-        let chunk = request.pending().min(budget);
-        budget -= chunk;
+        let chunk = request.pending().min(left);
+        left = if chunks.is_empty() { together.saturating_sub(chunk) } else { left - chunk };
         chunks.push((request.id(), chunk));
     }
     chunks

@@ -106,6 +106,12 @@ impl<'a> ClusterView<'a> {
         self.state.awaiting_room.len()
     }
 
+    /// Live requests whose KV waits for room at a decode worker, in the order in which they came.
+    pub fn awaiting_room(&self) -> impl Iterator<Item = RequestView<'a>> + use<'a> {
+        let state = self.state;
+        state.awaiting_room.iter().map(move |id| RequestView { state, live: &state.requests[*id] })
+    }
+
     /// A live request.
     pub fn request(&self, id: RequestId) -> Option<RequestView<'a>> {
         let live = self.state.requests.get(id)?;
@@ -370,9 +376,30 @@ impl<'a> RequestView<'a> {
         self.live.record.first_token
     }
 
-    /// When its first token is due.
+    /// When its latest token was emitted; now, if that was in a run that is not over.
+    pub fn last_token(&self) -> Option<Time> {
+        if self.uncredited_steps() > 0 { Some(self.now()) } else { self.live.record.last_token }
+    }
+
+    /// When its first token is due: by its TTFT, or by its end-to-end objective if that is nearer.
     pub fn deadline(&self) -> Option<Time> {
-        self.live.request.slo.first_token_deadline(self.live.request.arrival)
+        let request = &self.live.request;
+        let whole = request.slo.e2e.map(|e2e| request.arrival + e2e);
+        let first = request.slo.first_token_deadline(request.arrival);
+        first.into_iter().chain(whole).min()
+    }
+
+    /// Whether it can no longer be good: an objective of it is missed, whatever happens.
+    pub fn has_missed(&self) -> bool {
+        let (record, slo) = (&self.live.record, &self.live.request.slo);
+        let late = |due: Option<Time>, at: Time| due.is_some_and(|due| at > due);
+        let now = self.now();
+        let next_by_gap = self.last_token().zip(slo.max_gap).map(|(at, gap)| at + gap);
+        late(self.deadline(), record.first_token.unwrap_or(now))
+            || late(slo.e2e.map(|e2e| record.arrival + e2e), now)
+            || late(next_by_gap, now)
+            || slo.max_gap.zip(record.max_gap).is_some_and(|(limit, gap)| gap > Picos::from(limit))
+            || record.late_token
     }
 
     /// The worker that holds its KV.
