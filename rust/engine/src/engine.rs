@@ -384,6 +384,13 @@ impl Engine {
         Ok(logits)
     }
 
+    /// Ends what is live, and all calls in progress, with an error; whatever comes later is an error
+    /// too. Does not wait for it: dropping the engine does.
+    pub fn shut_down(&self) {
+        // A loop that has ended already needs no telling.
+        let _ = self.send(Message::Shutdown);
+    }
+
     fn send(&self, message: Message) -> Result<(), EngineError> {
         lock(&self.submitter).engine.send(message).map_err(|_| EngineError::Stopped)
     }
@@ -397,8 +404,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // A loop that has ended already needs no telling.
-        let _ = self.send(Message::Shutdown);
+        self.shut_down();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

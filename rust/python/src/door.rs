@@ -2,6 +2,7 @@
 //! progress is told.
 
 use std::ops::ControlFlow;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use kvrelay_core::time::Time;
@@ -75,12 +76,27 @@ impl Process {
         if self.is_this() {
             return Ok(());
         }
+        Err(self.error(py, "this engine belongs to", "make a new one here, or start"))
+    }
+
+    fn error(self, py: Python<'_>, what: &str, remedy: &str) -> PyErr {
         let here = Process::this().0;
         let message = format!(
-            "this engine belongs to process {}, and this is its forked child {here}: make a new one here, or start \
-             processes with the \"spawn\" method",
+            "{what} process {}, and this is its forked child {here}: {remedy} processes with the \"spawn\" method",
             self.0
         );
-        Err(crate::error::raise(py, "ForkError", message))
+        crate::error::raise(py, "ForkError", message)
     }
+}
+
+/// Before anything is awaited: an error in a forked child of a process that has awaited before.
+///
+/// The threads that would complete it are the first process's, once for all engines.
+pub(crate) fn check_awaits(py: Python<'_>) -> PyResult<()> {
+    static FIRST: OnceLock<Process> = OnceLock::new();
+    let first = *FIRST.get_or_init(Process::this);
+    if first.is_this() {
+        return Ok(());
+    }
+    Err(first.error(py, "asyncio streams run in", "use streams without asyncio here, or start"))
 }

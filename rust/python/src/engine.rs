@@ -254,11 +254,17 @@ impl Engine {
         Ok(py.detach(|| engine.policy_faults()).0)
     }
 
-    /// Stops the workers; what is live ends.
+    /// Stops the workers; what is live ends with an error.
     fn close(&self, py: Python<'_>) {
         if self.process.is_this() {
             let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take();
-            py.detach(|| drop(engine));
+            py.detach(|| {
+                // Calls in progress own it too: they are to end now, and the last one joins it.
+                if let Some(engine) = &engine {
+                    engine.shut_down();
+                }
+                drop(engine);
+            });
         }
     }
 
@@ -333,6 +339,7 @@ impl Handle {
     /// The same as an awaitable, for any running event loop.
     fn next_async<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.process.check(py)?;
+        door::check_awaits(py)?;
         let handle = Arc::clone(&*self.handle);
         pyo3_async_runtimes::tokio::future_into_py(py, async move {
             let output = handle.next().await;

@@ -91,11 +91,6 @@ impl Measured {
         self.options.until.filter(|_| !self.closed)
     }
 
-    /// Nothing more arrives.
-    pub(super) fn close(&mut self) {
-        self.closed = true;
-    }
-
     pub(super) fn fail(&mut self, error: EngineError) {
         self.closed = true;
         self.error.get_or_insert(error);

@@ -307,7 +307,7 @@ impl Driver {
             self.wait(waiting);
         }
         if let Some(run) = &mut self.session.run {
-            run.close();
+            run.fail(EngineError::Stopped);
         }
         self.session.give_up_all(SHUT_DOWN);
     }
