@@ -10,6 +10,8 @@ from kvrelay.errors import ConfigError, KvRelayError
 #: Limits of the integers that the compiled core takes.
 MAX_U32 = 2**32 - 1
 MAX_U64 = 2**64 - 1
+#: The most tokens a prompt or an output may have.
+MAX_TOKENS = 2**24
 
 
 def whole(
@@ -44,8 +46,8 @@ def number(name: str, value: Any, low: float = -math.inf, error: type[KvRelayErr
     return found
 
 
-def text(name: str, value: Any) -> str:
+def text(name: str, value: Any, error: type[KvRelayError] = ConfigError) -> str:
     """``value`` if it is a string."""
     if not isinstance(value, str):
-        raise ConfigError(f"{name} is {value!r}; it must be a string", value=value)
+        raise error(f"{name} is {value!r}; it must be a string", value=value)
     return value

@@ -40,6 +40,11 @@ def main(output: str | Path = "demo.png", *, progress: bool = True) -> None:
         raise ConfigError(
             f"the picture cannot be saved at {str(output)!r}: there is no folder {str(folder)!r}"
         )
+    known = plot.file_types()
+    if Path(output).is_dir() or Path(output).suffix.lstrip(".").lower() not in known:
+        raise ConfigError(
+            f"the picture cannot be saved at {str(output)!r}: give a file that ends in one of {', '.join(known)}"
+        )
     started = time.monotonic()
     stream_an_answer()
     measured = compare_policies(progress=progress)

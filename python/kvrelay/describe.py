@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvrelay import _core
-from kvrelay.checks import MAX_U64, number, optional_whole, text, whole
-from kvrelay.errors import ConfigError
+from kvrelay.checks import MAX_TOKENS, MAX_U64, number, optional_whole, text, whole
+from kvrelay.errors import ConfigError, WorkloadError
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,21 @@ def lognormal(mean: float, std: float) -> Lengths:
     >>> lognormal(700, 900)
     lognormal(700, 900)
     """
+    mean, std = (
+        number("lognormal mean", mean, error=WorkloadError),
+        number("lognormal std", std, 0.0, WorkloadError),
+    )
+    if not 0 < mean < float("inf") or std == float("inf"):
+        raise WorkloadError(f"lognormal({mean:g}, {std:g}): the mean must be above 0, and both finite")
     return Lengths("lognormal", (mean, std))
 
 
 def uniform(low: int, high: int) -> Lengths:
     """Lengths from ``low`` to ``high`` tokens, both included, all equally likely."""
+    low = whole("uniform low", low, 1, MAX_TOKENS, WorkloadError)
+    high = whole("uniform high", high, 1, MAX_TOKENS, WorkloadError)
+    if low > high:
+        raise WorkloadError(f"uniform({low}, {high}): low is above high", low=low, high=high)
     return Lengths("uniform", (low, high))
 
 
@@ -101,7 +111,11 @@ def empirical(quantiles: Any) -> Lengths:
 def _lengths_spec(value: int | Lengths) -> int | tuple[str, list[float]]:
     if isinstance(value, Lengths):
         return value._spec()
-    return whole("lengths (a number of tokens, or a law like kr.lognormal)", value, -(2**63), 2**63 - 1)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise WorkloadError(
+            f"lengths are {value!r}; they must be a number of tokens or a law such as kr.lognormal(700, 900)"
+        )
+    return whole("lengths", value, 1, MAX_TOKENS, WorkloadError)
 
 
 @dataclass(frozen=True)

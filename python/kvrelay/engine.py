@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -63,7 +63,8 @@ class WorkerInfo:
 class Stream:
     """The pieces of text of one request as they come: an async iterator, and a plain one.
 
-    ``output`` is the whole :class:`Output` once the stream has ended. Leaving early cancels the request.
+    ``output`` is the whole :class:`Output` once the stream has ended. Leaving early cancels the request;
+    one reader at a time.
     """
 
     def __init__(self, handle: _core.Handle, prompt: list[int]) -> None:
@@ -71,12 +72,21 @@ class Stream:
         self._prompt = prompt
         self._ids: list[int] = []
         self._text: list[str] = []
+        self._is_read = False
         self.output: Output | None = None
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self._pieces_async()
 
+    def _begin_reading(self) -> None:
+        if self._is_read:
+            raise RequestError(
+                f"the stream of request {self._handle.id} is being read already, or was left early"
+            )
+        self._is_read = not self.output
+
     async def _pieces_async(self) -> AsyncIterator[str]:
+        self._begin_reading()
         try:
             while not self.output:
                 piece = self._take(await self._handle.next_async())
@@ -86,6 +96,7 @@ class Stream:
             self.cancel()
 
     def __iter__(self) -> Iterator[str]:
+        self._begin_reading()
         try:
             while not self.output:
                 piece = self._take(self._handle.next())
@@ -177,6 +188,8 @@ class Engine:
         kv_tokens = optional_whole("kv_tokens", kv_tokens, block_tokens, MAX_U32 * block_tokens)
         self.topology = topology
         self.policy = policy
+        if not isinstance(model, (str, os.PathLike)):
+            raise ConfigError(f"model is {model!r}; it must be a name or a path", value=model)
         self.path = find_model(model)
         self._name = os.fspath(model)
         self._core = _core.Engine(
@@ -212,10 +225,11 @@ class Engine:
 
         Raises :class:`kvrelay.RequestError` for a request that cannot be served, with the numbers.
         """
-        if not isinstance(prompt, (str, Sequence)) and not hasattr(prompt, "__array__"):
-            raise RequestError(f"prompt is {prompt!r}; it must be text, token ids, or a list of these")
+        _check_prompt("prompt", prompt)
         many = not isinstance(prompt, str) and not _is_ids(prompt)
         prompts = list(prompt) if many else [prompt]
+        for index, one in enumerate(prompts):
+            _check_prompt(f"prompt[{index}]" if many else "prompt", one)
         streams: list[Stream] = []
         try:
             streams.extend(self._submit(one, max_tokens, options) for one in prompts)
@@ -236,6 +250,7 @@ class Engine:
 
         A plain ``for`` works as well. Options as for :meth:`generate`.
         """
+        _check_prompt("prompt", prompt)
         return self._submit(prompt, max_tokens, options)
 
     def chat(
@@ -251,6 +266,10 @@ class Engine:
             messages = [{"role": "user", "content": messages}]
         if isinstance(messages, Mapping):
             messages = [messages]
+        if not isinstance(messages, Sequence):
+            raise RequestError(
+                f"messages are {messages!r}; they must be text, or dicts with role and content"
+            )
         if not messages:
             raise RequestError("a chat needs at least one message, found 0")
         pairs = []
@@ -290,7 +309,12 @@ class Engine:
         """Token ids of a text, as :meth:`generate` makes them."""
         if not isinstance(text, str):
             raise RequestError(f"text is {text!r}; it must be a string")
-        return self._core.tokenize(text)
+        try:
+            return self._core.tokenize(text)
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"text has half a surrogate pair, {text[error.start]!r}, at character {error.start}: no UTF-8"
+            ) from error
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids."""
@@ -319,7 +343,10 @@ class Engine:
         self._core.check_integrity()
 
     def close(self) -> None:
-        """Stops the workers. What is live ends; the engine cannot be used any more."""
+        """Stops the workers. What is live ends with an error; the engine cannot be used any more.
+
+        An engine is closed when nothing refers to it any more, but not one that its own policy refers to:
+        close that one, or use ``with``."""
         self._finalizer()
 
     def __enter__(self) -> Engine:
@@ -330,7 +357,7 @@ class Engine:
 
     def _submit(self, prompt: Prompt, max_tokens: int, options: Mapping[str, Any]) -> Stream:
         given = dict(options)
-        stop = given.pop("stop", ())
+        stop = given.pop("stop", None) or ()
         sampling = (
             number("temperature", given.pop("temperature", 0.0), error=RequestError),
             whole("top_k", given.pop("top_k", 0), -(2**63), 2**63 - 1, RequestError),
@@ -345,7 +372,7 @@ class Engine:
         if slo is not None and not isinstance(slo, SLO):
             raise RequestError(f"slo is {slo!r}; it must be a kvrelay.SLO or None")
         max_tokens = whole("max_tokens", max_tokens, 1, MAX_U32, RequestError)
-        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        stops = [stop] if isinstance(stop, str) else list(stop) if isinstance(stop, Iterable) else [stop]
         if not all(isinstance(one, str) for one in stops):
             raise RequestError(f"stop is {stop!r}; it must be a string or strings", value=stop)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else _checked_ids(prompt)
@@ -380,8 +407,18 @@ def _check_device(device: Any) -> None:
     raise ConfigError(f"device {device!r}; known: cpu, auto, cuda, cuda:0, …", device=device)
 
 
+def _check_prompt(name: str, prompt: Any) -> None:
+    is_text = isinstance(prompt, str)
+    if is_text or (isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray, memoryview))):
+        return
+    if not getattr(prompt, "ndim", 0):
+        raise RequestError(f"{name} is {prompt!r}; it must be text, token ids, or a list of these")
+
+
 def _is_ids(prompt: Any) -> bool:
-    return len(prompt) == 0 or all(hasattr(item, "__index__") for item in prompt)
+    return len(prompt) == 0 or all(
+        hasattr(item, "__index__") and not hasattr(item, "__len__") for item in prompt
+    )
 
 
 def _checked_ids(prompt: Any) -> list[int]:

@@ -48,14 +48,26 @@ class _Result(Protocol):
     def attainment(self) -> float: ...
 
 
-def _axes(ax: Axes | None, **figure: Any) -> Axes:
-    if ax is not None:
-        return ax
+def file_types() -> list[str]:
+    """What pictures can be saved as: endings of file names, without the dot."""
+    _pyplot()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    return sorted(FigureCanvasBase.get_supported_filetypes())
+
+
+def _pyplot() -> Any:
     try:
         from matplotlib import pyplot
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'kvrelay[plot]'") from error
-    return pyplot.subplots(layout="constrained", **figure)[1]
+    return pyplot
+
+
+def _axes(ax: Axes | None, **figure: Any) -> Axes:
+    if ax is not None:
+        return ax
+    return _pyplot().subplots(layout="constrained", **figure)[1]
 
 
 def latency_cdf(

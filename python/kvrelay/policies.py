@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from kvrelay import _core
+from kvrelay.checks import whole
 from kvrelay.errors import ConfigError
 
 
@@ -93,7 +94,9 @@ class Batch:
     Parameters
     ----------
     prefill
-        ``(request, tokens)`` pairs, in order; no more tokens than it has left are taken.
+        ``(request, tokens)`` pairs of the worker's ``waiting``, in order; no more tokens than it has left
+        are taken. A decode worker has some too: those that were preempted there are computed anew, and
+        wait for ever if no batch takes them.
     decode
         Who decodes; everybody when ``None``.
     repeat
@@ -162,7 +165,7 @@ class Chunked:
     token_budget: int = 512
 
     def _core(self) -> _core.BuiltIn:
-        return _core.BuiltIn("chunked", token_budget=self.token_budget)
+        return _core.BuiltIn("chunked", token_budget=whole("token_budget", self.token_budget, 1))
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ class Goodput:
     chunk_tokens: int = 1024
 
     def _core(self) -> _core.BuiltIn:
-        return _core.BuiltIn("goodput", chunk_tokens=self.chunk_tokens)
+        return _core.BuiltIn("goodput", chunk_tokens=whole("chunk_tokens", self.chunk_tokens, 1))
 
 
 BUILT_IN: dict[str, type[Fcfs | Chunked | Disaggregated | Goodput]] = {
@@ -201,7 +204,7 @@ def resolve(policy: PolicyLike) -> Any:
         if policy not in BUILT_IN:
             raise ConfigError(f"policy {policy!r}; built in are {', '.join(BUILT_IN)}", policy=policy)
         policy = BUILT_IN[policy]()
-    if isinstance(policy, tuple(BUILT_IN.values())):
+    if isinstance(policy, (Fcfs, Chunked, Disaggregated, Goodput)):
         return policy._core()
     if isinstance(policy, type):
         raise ConfigError(f"policy {policy.__name__} is a class: give an object of it, {policy.__name__}()")

@@ -135,8 +135,11 @@ class Result:
                 f"attainment {self.attainment():.1%} ({counts['good']} of {counts['offered']} requests within every "
                 f"objective), goodput {self.goodput() or 0:.3g} req/s"
             )
+        elif not len(self):
+            lines.append("no request arrived")
         else:
-            lines.append(f"{len(self)} requests without objectives")
+            why = "on neither side of goodput" if counts["without_slo"] < len(self) else "without objectives"
+            lines.append(f"{len(self)} requests {why}")
         statuses = self.requests["status"].value_counts()
         if statuses.get("finished", 0) < len(self):
             lines.append(", ".join(f"{number} {status}" for status, number in statuses.items()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tqdm.auto import tqdm
 
 from kvrelay import _core
-from kvrelay.checks import MAX_U64, number, whole
+from kvrelay.checks import MAX_U64, number, text, whole
 from kvrelay.describe import Cluster
 from kvrelay.errors import ConfigError
 from kvrelay.policies import PolicyLike, name_of, resolve
@@ -64,6 +64,8 @@ def simulate(
             f"simulate takes a Workload and a Cluster, not {type(workload).__name__} and {type(cluster).__name__}"
         )
     seed, until = whole("seed", seed, 0, MAX_U64), None if until is None else number("until", until, 0.0)
+    if belief is not None:
+        text("belief", belief)
     title = f"{cluster.topology}, {name_of(policy)}: {workload._core.description}"
     with _bar(len(workload), "simulate", progress) as tell:
         core = _core.simulate(
@@ -151,7 +153,8 @@ def max_goodput(
     tolerance
         Width of the final bracket, relative to the rate.
     """
-    if not 0 < attainment <= 1:
+    attainment, tolerance = number("attainment", attainment), number("tolerance", tolerance)
+    if not 0 < attainment <= 1 and criterion is None:
         raise ConfigError(
             f"attainment is {attainment}; it must be above 0 and at most 1", attainment=attainment
         )
@@ -161,6 +164,9 @@ def max_goodput(
     measure = criterion or (lambda result: result.attainment())
     bar = tqdm(desc="max_goodput", unit="rate", leave=False, disable=not (progress and _shows()), delay=0.5)
 
+    start = workload.rate or 1.0
+    lowest = start * 1e-4
+
     def attains(rate: float) -> bool:
         result = simulate(workload.at_rate(rate), cluster, policy, belief=belief, seed=seed, progress=False)
         value = measure(result)
@@ -168,11 +174,20 @@ def max_goodput(
             raise ConfigError(
                 "no request has an objective, so no rate attains or misses a target: give an SLO"
             )
+        value = number("criterion(result)", value)
+        if value != value:
+            raise ConfigError(f"criterion(result) is nan at {rate:.6g} req/s: it must be a number", rate=rate)
         tried[rate] = value
+        if value < attainment and rate <= lowest:
+            raise ConfigError(
+                f"no rate attains {attainment:.0%}: at {rate:.2g} req/s it is {value:.1%}, so it is missed without "
+                "load as well",
+                rate=rate, value=value,
+            )  # fmt: skip
         bar.update()
         bar.set_postfix_str(f"{rate:.3g} req/s: {value:.1%}")
         return value >= attainment
 
     with bar:
-        low, high = _core.bisect_rate(attains, workload.rate or 1.0, tolerance)
+        low, high = _core.bisect_rate(attains, start, tolerance)
     return MaxGoodput(low, high, attainment, cluster.num_gpus, dict(sorted(tried.items())))

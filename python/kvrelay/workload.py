@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from kvrelay import _core
-from kvrelay.checks import MAX_U32, MAX_U64, number, whole
+from kvrelay.checks import MAX_TOKENS, MAX_U32, MAX_U64, number, text, whole
 from kvrelay.describe import SLO, Lengths, _lengths_spec
 from kvrelay.errors import WorkloadError
 
@@ -62,7 +62,7 @@ class Workload:
         """
         return cls._synthetic(
             "poisson", rate, None, num_requests, prompt_tokens, output_tokens, spearman,
-            (slo_class, slo, priority, max_tokens), seed,
+            _spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
 
     @classmethod
@@ -85,7 +85,7 @@ class Workload:
         is burstier. The rest as in :meth:`poisson`."""
         return cls._synthetic(
             "gamma", rate, cv, num_requests, prompt_tokens, output_tokens, spearman,
-            (slo_class, slo, priority, max_tokens), seed,
+            _spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
 
     @classmethod
@@ -106,7 +106,7 @@ class Workload:
         """Evenly spaced requests. The rest as in :meth:`poisson`."""
         return cls._synthetic(
             "fixed", rate, None, num_requests, prompt_tokens, output_tokens, spearman,
-            (slo_class, slo, priority, max_tokens), seed,
+            _spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
 
     @classmethod
@@ -146,7 +146,8 @@ class Workload:
         """Requests like those of a published trace: its length quantiles, their rank correlation, its
         rate and burstiness. See :func:`kvrelay.presets`; one without a published rate asks for
         ``rate``."""
-        spec = (slo_class, slo, priority, max_tokens)
+        spec = _spec(slo_class, slo, priority, max_tokens)
+        text("preset", name, WorkloadError)
         return cls(_core.Workload.preset(name, rate, _count("num_requests", num_requests), spec, _seed(seed)))
 
     @classmethod
@@ -181,7 +182,16 @@ class Workload:
             Spread arrivals that were rounded down to multiples of so many seconds evenly over them
             (Mooncake's conversation trace: 3).
         """
-        spec = (slo_class, slo, priority, max_tokens)
+        spec = _spec(slo_class, slo, priority, max_tokens)
+        if limit is not None:
+            limit = whole("limit", limit, 1, MAX_U64, WorkloadError)
+        if slot is not None:
+            slot = number("slot", slot, 0.0, WorkloadError)
+        if rate is not None:
+            rate = number("rate", rate, error=WorkloadError)
+        for name, value in (("format", format), ("unit", unit)):
+            if value is not None:
+                text(name, value, WorkloadError)
         return cls(
             _core.Workload.from_trace(os.fspath(path), format, unit, limit, slot, rate, spec, _seed(seed))
         )
@@ -236,18 +246,21 @@ class Workload:
                 )
             except (TypeError, ValueError, OverflowError) as error:
                 raise WorkloadError(f"records[{index}]: {error}", index=index) from error
-        per_class = slo if isinstance(slo, Mapping) else dict.fromkeys(names, slo)
+        per_class = dict(slo) if isinstance(slo, Mapping) else dict.fromkeys(names, slo)
         unknown = sorted(set(per_class) - set(names))
         if unknown:
             raise WorkloadError(
                 f"an SLO for class {unknown[0]!r}, which no record has; they have {', '.join(names)}"
             )
-        classes = [(name, per_class.get(name), 0, None) for name in names]
+        classes = [_spec(name, per_class.get(name), 0, None) for name in names]
         return cls(_core.Workload.from_records(rows, classes or [("default", None, 0, None)], _seed(seed)))
 
     @classmethod
     def merge(cls, *workloads: Workload) -> Workload:
         """All workloads at once, from one start; classes that are alike become one."""
+        for index, workload in enumerate(workloads):
+            if not isinstance(workload, Workload):
+                raise WorkloadError(f"workloads[{index}] is {workload!r}; merge(a, b, …) takes workloads")
         return cls(_core.Workload.merge([workload._core for workload in workloads]))
 
     def at_rate(self, rate: float) -> Workload:
@@ -304,6 +317,15 @@ def _field(record: Mapping[str, Any], key: str, default: Any = None) -> Any:
         not isinstance(value, (list, tuple, str)) and pd.api.types.is_scalar(value) and pd.isna(value)
     )
     return default if missing else value
+
+
+def _spec(name: Any, slo: Any, priority: Any, max_tokens: Any) -> ClassSpec:
+    if slo is not None and not isinstance(slo, SLO):
+        raise WorkloadError(f"slo of class {name!r} is {slo!r}; it must be a kvrelay.SLO or None")
+    if max_tokens is not None:
+        max_tokens = whole("max_tokens", max_tokens, 1, MAX_TOKENS, WorkloadError)
+    priority = whole("priority", priority, -(2**31), 2**31 - 1, WorkloadError)
+    return text("slo_class", name, WorkloadError), slo, priority, max_tokens
 
 
 def _count(name: str, value: Any) -> int:

@@ -11,6 +11,9 @@ from kvrelay import demo
 def test_a_picture_that_cannot_be_saved_is_refused_before_anything_runs(tmp_path):
     with pytest.raises(kr.ConfigError, match="there is no folder"):
         demo.main(tmp_path / "nowhere" / "demo.png")
+    for target in (tmp_path, tmp_path / "demo.docx"):
+        with pytest.raises(kr.ConfigError, match=r"ends in one of .*png"):
+            demo.main(target)
 
 
 def test_the_published_example_comes_out(capsys):

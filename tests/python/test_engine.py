@@ -209,6 +209,10 @@ def test_a_failing_policy_while_serving_is_counted_and_fcfs_goes_on():
         ("a", {"seed": 2**70}, "seed is"),
         ("a", {"beam": 4}, "option 'beam'"),
         ("a", {"slo": 3}, "slo is 3"),
+        ("a", {"stop": 5}, "stop is 5"),
+        (b"abc", {}, "is b'abc'"),
+        (5, {}, "is 5"),
+        ("a\ud800b", {}, "half a surrogate pair, .* at character 1"),
     ],
 )
 def test_a_bad_request_is_refused_alone(engine, prompt, options, message):
@@ -217,6 +221,29 @@ def test_a_bad_request_is_refused_alone(engine, prompt, options, message):
     with pytest.raises(kr.RequestError, match=message):
         engine.generate(["hello", prompt] if prompt != [] else [[5], prompt], **options)
     assert len(engine.generate("hello", 3, ignore_eos=True).token_ids) == 3
+
+
+def test_arrays_are_prompts_and_other_texts_are_checked(engine):
+    both = engine.generate(np.array([[5, 6], [7, 8]]), 2, ignore_eos=True)
+    assert [output.prompt_token_ids for output in both] == [[5, 6], [7, 8]]
+    assert engine.generate(np.array([5, 6]), 2, ignore_eos=True).token_ids == both[0].token_ids
+    with pytest.raises(kr.RequestError, match=r"token_ids\[1\] is 10000000; it must be below 288"):
+        engine.detokenize([5, 10**7])
+    with pytest.raises(kr.RequestError, match="messages are 5"):
+        engine.chat(5)
+
+
+def test_a_stream_has_one_reader(engine):
+    async def both():
+        stream = engine.stream("hello", 20, ignore_eos=True)
+
+        async def read():
+            return "".join([piece async for piece in stream])
+
+        return await asyncio.gather(read(), read(), return_exceptions=True), stream.output
+
+    (text, refused), output = asyncio.run(both())
+    assert text == output.text and "is being read already" in str(refused)
 
 
 def test_every_row_has_its_own_settings(engine):
@@ -296,8 +323,8 @@ CLOSED_MEANWHILE = """
     closer.start()
     try:
         {call}
-    except kr.EngineError:
-        pass
+    except kr.EngineError as error:
+        print("ended:", error)
     closer.join()
     print("closed", engine._core.closed)
 """
@@ -306,14 +333,14 @@ CLOSED_MEANWHILE = """
 @pytest.mark.parametrize(
     "call",
     [
-        "engine.run(kr.Workload.fixed(20, 20, 10, 5), progress=False)",
+        "engine.run(kr.Workload.fixed(5, 10_000, 10, 5), progress=False)",
         "[engine.generate([5, 6], 200, ignore_eos=True) for _ in range(10_000)]",
     ],
 )
 def test_closing_from_another_thread_hangs_nobody(call):
     code = textwrap.dedent(CLOSED_MEANWHILE).format(path=str(TINY), call=call)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ended.stdout.strip() == "closed True", ended.stderr
+    assert ended.stdout.startswith("ended: ") and ended.stdout.endswith("closed True\n"), ended
 
 
 def test_four_threads_at_once(engine):
@@ -415,6 +442,33 @@ def test_a_forked_child_gets_an_error_and_the_parent_is_unharmed(engine):
         os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert engine.generate("hello", 4, ignore_eos=True).token_ids == before
+
+
+FORKED_STREAM = """
+    import asyncio, os, signal
+    import kvrelay as kr
+    async def stream(engine):
+        return [piece async for piece in engine.stream([5, 6], 4, ignore_eos=True)]
+    engine = kr.Engine({path!r}, kv_tokens=4096)
+    asyncio.run(stream(engine))
+    if os.fork() == 0:
+        signal.alarm(60)
+        mine = kr.Engine({path!r}, kv_tokens=4096)
+        try:
+            asyncio.run(stream(mine))
+        except kr.ForkError:
+            assert list(mine.stream([5, 6], 4, ignore_eos=True))
+            print("told", flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_an_asyncio_stream_in_a_forked_child_is_an_error_not_a_hang():
+    code = textwrap.dedent(FORKED_STREAM).format(path=str(TINY))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "told\n", ended.stderr
 
 
 def test_a_spawned_child_works():

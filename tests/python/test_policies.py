@@ -157,6 +157,13 @@ def test_an_exception_comes_out_as_that_very_exception(method):
         (type("P", (), {"admit": lambda *_: kr.Hold(float("inf"))})(), "213 days"),
         (type("P", (), {"batch": lambda *_: kr.Batch(wake_at=1e300)})(), "213 days"),
         (type("P", (), {"rebalance": lambda *_: kr.Rebalance(next=float("inf"))})(), "213 days"),
+        (type("P", (), {"admit": lambda *_: kr.Hold("x")})(), "`admit` answered Hold.*seconds as until"),
+        (type("P", (), {"admit": lambda *_: kr.Refuse(5)})(), "`admit` answered .* found 5"),
+        (
+            type("P", (), {"batch": lambda *_: kr.Batch(repeat=-1)})(),
+            "`batch` answered .* as repeat, found -1",
+        ),
+        (type("P", (), {"batch": lambda *_: kr.Batch})(), "`batch` answered .* not its class"),
         (type("P", (), {"batch": lambda *_: [1]})(), "expected a kvrelay.Batch or None"),
         (type("P", (), {"rebalance": lambda *_: {0: "decode"}})(), "expected a kvrelay.Rebalance or None"),
         (type("P", (), {"rebalance": lambda *_: kr.Rebalance({0: "decode"})})(), "without a worker"),
@@ -272,11 +279,19 @@ def test_check_policy():
         kr.check_policy(Forgets())
 
     class Misspelt:
-        def placement(self, request, cluster):
+        def places(self, request, cluster):
             return 0
 
         def batch(self, worker):
             return None
 
-    with pytest.raises(kr.PolicyError, match="'placement' is never called; did you mean 'place'"):
+    with pytest.raises(kr.PolicyError, match="'places' is never called; did you mean 'place'"):
         kr.check_policy(Misspelt())
+
+    class Helpers(Good):
+        batch_size, a, placed = max, max, max
+
+    assert kr.check_policy(Helpers()).methods == ("place",)
+    for name in ("bacth", "rebalanse", "Accept"):
+        with pytest.raises(kr.PolicyError, match=f"{name!r} is never called"):
+            kr.check_policy(type("Typo", (Good,), {name: max})())

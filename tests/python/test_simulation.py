@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -100,6 +101,68 @@ def test_max_goodput_needs_objectives(cluster):
     workload = kr.Workload.poisson(4.0, 20, 64, 8)
     with pytest.raises(kr.ConfigError, match="give an SLO"):
         kr.max_goodput(workload, cluster, **QUIET)
+
+
+def test_max_goodput_that_no_rate_attains(cluster):
+    workload = kr.Workload.poisson(4.0, 20, 64, 8, kr.SLO(ttft=1e-6))
+    with pytest.raises(kr.ConfigError, match=r"no rate attains 90%: .* without load as well"):
+        kr.max_goodput(workload, cluster, **QUIET)
+    with pytest.raises(kr.ConfigError, match=r"criterion\(result\) is nan"):
+        kr.max_goodput(workload, cluster, criterion=lambda result: float("nan"), **QUIET)
+
+
+@pytest.mark.parametrize(
+    ("slo", "topology", "options", "best"),
+    [
+        # Prompts of requests that can wait for a decode worker are not held back.
+        (kr.SLO(ttft=0.4), "2P1D", {"kv_tokens": 12_000}, "disaggregated"),
+        (kr.SLO(ttft=1.0, tpot=1.0), "2P1D", {"kv_tokens": 12_000}, "disaggregated"),
+        # A chunk beside the batch is no longer than the gap that its members may have.
+        (kr.SLO(max_gap=0.1), "2M", {}, "chunked"),
+        # Prompts are not cut below what a step may compute, nor where a border costs their TTFT.
+        (kr.SLO(ttft=0.4), "2P1D", {"max_prefill_tokens": 64}, "disaggregated"),
+        (kr.SLO(ttft=0.2, tpot=1.0), "2M", {"max_prefill_tokens": 64}, "fcfs"),
+        # Full batches: first tokens come in time all the same, and nobody decodes by turns.
+        (kr.SLO(ttft=2.0, tpot=2.0), "2M", {"max_batch": 4}, "fcfs"),
+        (kr.SLO(tpot=0.1), "2P2D", {"max_batch": 4}, "disaggregated"),
+        (kr.SLO(e2e=10.0), "2P1D", {}, "disaggregated"),
+    ],
+)
+def test_goodput_is_no_worse_where_a_simple_policy_does_well(slo, topology, options, best):
+    for rate in (8.0, 30.0):
+        workload = kr.Workload.poisson(rate, 200, kr.uniform(100, 1200), kr.uniform(1, 200), slo, seed=5)
+        cluster = kr.Cluster(topology, model="opt-13b", gpu="a100-80gb", latency="vllm", **options)
+        simple, goodput = (kr.simulate(workload, cluster, policy, **QUIET) for policy in (best, "goodput"))
+        assert goodput.attainment() >= simple.attainment() - 0.03, (rate, simple.attainment())
+
+
+def test_goodput_over_random_configurations():
+    """Clearly worse than the better simple policy in less than one of a hundred, better on average."""
+    differences = []
+    for seed in range(400):
+        draw = random.Random(seed)
+        slo = {name: draw.choice(values) for name, values in OBJECTIVES.items() if draw.random() < 0.6}
+        slo = slo or {"ttft": 1.0}
+        lengths = kr.uniform(1, draw.choice([100, 1000, 2500])), kr.uniform(1, draw.choice([1, 30, 300]))
+        workload = kr.Workload.poisson(10 ** draw.uniform(-0.5, 2.0), 100, *lengths, kr.SLO(**slo), seed=seed)
+        topology = draw.choice(["1P1D", "2P1D", "1P2D", "3P1D", "1M", "2M", "4M"])
+        options = {name: draw.choice(values) for name, values in LIMITS.items() if draw.random() < 0.4}
+        cluster = kr.Cluster(topology, model="opt-13b", gpu="a100-80gb", latency="vllm", **options)
+        simple = ["disaggregated"] if "P" in topology else ["fcfs", "chunked"]
+        best = max(kr.simulate(workload, cluster, policy, **QUIET).attainment() for policy in simple)
+        differences.append(kr.simulate(workload, cluster, "goodput", **QUIET).attainment() - best)
+    worse = [(seed, difference) for seed, difference in enumerate(differences) if difference < -0.1]
+    assert len(worse) < 4, worse
+    assert np.mean(differences) > 0.03
+
+
+OBJECTIVES = {
+    "ttft": [0.2, 0.4, 1.0, 5.0],
+    "tpot": [0.03, 0.06, 0.3],
+    "max_gap": [0.1, 1.0],
+    "e2e": [5.0, 30.0],
+}
+LIMITS = {"kv_tokens": [6000, 12_000, 30_000], "max_batch": [2, 8, 64], "max_prefill_tokens": [64, 512, 2048]}
 
 
 class CountingPolicy:

@@ -32,7 +32,9 @@ pub enum EngineError {
     },
     /// The machine has less memory than the engine would take.
     #[error(
-        "memory: the engine needs {needed} bytes ({parts}), but {available} are available; lower the KV memory, the workers, or the batch"
+        "memory: the engine needs {} ({parts}), but {} are available; lower the KV memory, the workers, or the batch",
+        mebibytes(*needed),
+        mebibytes(*available)
     )]
     Memory {
         /// All of it, in bytes.
@@ -74,4 +76,9 @@ pub enum EngineError {
     /// The engine's loop has ended.
     #[error("the engine has stopped")]
     Stopped,
+}
+
+/// A number of bytes as people read it, rounded up.
+pub(crate) fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
 }

@@ -4,7 +4,7 @@ use kvrelay_model::Model;
 
 use crate::backend::{KvGeometry, Limits};
 use crate::config::Numerics;
-use crate::error::EngineError;
+use crate::error::{EngineError, mebibytes};
 
 /// Bytes of an `f32`.
 const F32: u64 = 4;
@@ -49,7 +49,12 @@ impl Plan {
             Some(available) if self.total() > available => Err(EngineError::Memory {
                 needed: self.total(),
                 available,
-                parts: format!("weights {}, KV {}, buffers {}", self.weights, self.kv, self.buffers),
+                parts: format!(
+                    "weights {}, KV {}, buffers {}",
+                    mebibytes(self.weights),
+                    mebibytes(self.kv),
+                    mebibytes(self.buffers)
+                ),
             }),
             _ => Ok(()),
         }
@@ -95,11 +100,11 @@ mod tests {
 
     #[test]
     fn a_plan_beyond_the_machine_is_refused_with_the_numbers() {
-        let plan = Plan { weights: 100, kv: 1 << 40, buffers: 11 };
+        let plan = Plan { weights: 100 << 20, kv: 1 << 40, buffers: 11 };
         plan.check(None).unwrap();
         plan.check(Some(1 << 41)).unwrap();
         let error = plan.check(Some(1 << 30)).unwrap_err().to_string();
-        for number in ["1099511627887", "1073741824", "weights 100", "KV 1099511627776", "buffers 11"] {
+        for number in ["1048677 MiB", "1024 MiB", "weights 100 MiB", "KV 1048576 MiB", "buffers 1 MiB"] {
             assert!(error.contains(number), "{error} lacks {number}");
         }
     }

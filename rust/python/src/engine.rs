@@ -154,6 +154,11 @@ impl Engine {
     /// The text of token ids.
     fn detokenize(&self, py: Python<'_>, ids: Vec<u32>) -> PyResult<String> {
         self.process.check(py)?;
+        let vocab = self.model.config().vocab_size;
+        if let Some(index) = ids.iter().position(|id| *id as usize >= vocab) {
+            let message = format!("token_ids[{index}] is {}; it must be below {vocab}", ids[index]);
+            return Err(error::raise(py, "RequestError", message));
+        }
         Ok(self.model.tokenizer().decode(&ids))
     }
 

@@ -11,7 +11,7 @@ use kvrelay_core::policy::{
 use kvrelay_core::request::RequestId;
 use kvrelay_core::time::Time;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyTuple, PyType};
 
 use crate::error;
 use crate::view::{Lease, RequestView, WorkerView, role_named};
@@ -33,8 +33,8 @@ impl BuiltIn {
     fn new(
         py: Python<'_>,
         name: String,
-        token_budget: Option<i64>,
-        chunk_tokens: Option<i64>,
+        token_budget: Option<u32>,
+        chunk_tokens: Option<u32>,
     ) -> PyResult<BuiltIn> {
         if !core::BUILT_IN.contains(&name.as_str()) {
             return Err(error::config(
@@ -42,15 +42,6 @@ impl BuiltIn {
                 format!("policy {name:?}; built in are {}", core::BUILT_IN.join(", ")),
             ));
         }
-        let positive = |what: &str, value: Option<i64>| match value.map(u32::try_from) {
-            None => Ok(None),
-            Some(Ok(value)) if value > 0 => Ok(Some(value)),
-            Some(_) => {
-                Err(error::config(py, format!("{what} is {}; it must be at least 1", value.unwrap_or(0))))
-            }
-        };
-        let token_budget = positive("token_budget", token_budget)?;
-        let chunk_tokens = positive("chunk_tokens", chunk_tokens)?;
         Ok(BuiltIn { name, token_budget, chunk_tokens })
     }
 
@@ -156,6 +147,41 @@ fn asked<T>(method: &'static str, ask: impl FnOnce(Python<'_>) -> PyResult<T>) -
     Python::attach(ask).map_err(|error| PolicyFault::Raised { method, source: Box::new(error) })
 }
 
+/// What a method answered, read by `parse`. What is wrong with it names the method and the answer.
+fn read<T>(
+    method: &str,
+    answer: &Bound<'_, PyAny>,
+    parse: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>,
+) -> PyResult<T> {
+    let py = answer.py();
+    let parsed = if answer.is_instance_of::<PyType>() {
+        Err(unexpected("an object, not its class", answer))
+    } else {
+        parse(answer)
+    };
+    parsed.map_err(|problem| {
+        // A view that was kept from an earlier call is an error of its own.
+        if problem.get_type(py).name().is_ok_and(|name| name == "StaleView") {
+            return problem;
+        }
+        let answer = answer.repr().map_or_else(|_| "?".to_owned(), |repr| repr.to_string());
+        let message = format!("policy method `{method}` answered {answer}: {}", problem.value(py));
+        let raised = error::raise(py, "PolicyError", message);
+        raised.set_cause(py, Some(problem));
+        raised
+    })
+}
+
+/// A field of an answer, of the type that `expected` describes.
+fn field<'py, T: FromPyObjectOwned<'py>>(
+    answer: &Bound<'py, PyAny>,
+    name: &str,
+    expected: &str,
+) -> PyResult<T> {
+    let value = answer.getattr(name)?;
+    value.extract().map_err(|_| unexpected(&format!("{expected} as {name}"), &value))
+}
+
 fn worker_id(answer: &Bound<'_, PyAny>) -> PyResult<WorkerId> {
     if let Ok(view) = answer.cast::<WorkerView>() {
         return view.get().core_id(answer.py());
@@ -198,7 +224,7 @@ fn placement_from(answer: &Bound<'_, PyAny>) -> PyResult<Option<Placement>> {
     Ok(Some(Placement {
         prefill: worker_id(&prefill)?,
         decode: if decode.is_none() { None } else { Some(worker_id(&decode)?) },
-        reserve: answer.getattr("reserve")?.extract()?,
+        reserve: field(answer, "reserve", "True or False")?,
     }))
 }
 
@@ -213,12 +239,16 @@ fn acceptance_from(answer: &Bound<'_, PyAny>) -> PyResult<Acceptance> {
             _ => Err(unexpected("\"now\", \"later\", True, False or a worker", answer)),
         };
     }
-    if answer.is_none() { Ok(Acceptance::Now) } else { worker_id(answer).map(Acceptance::Other) }
+    if answer.is_none() {
+        return Ok(Acceptance::Now);
+    }
+    let other = worker_id(answer).map_err(|_| unexpected("\"now\", \"later\", True, False or a worker", answer));
+    other.map(Acceptance::Other)
 }
 
 fn batch_from(answer: &Bound<'_, PyAny>) -> PyResult<Batch> {
     if answer.getattr_opt("prefill")?.is_none() || answer.getattr_opt("preempt")?.is_none() {
-        return Err(unexpected("a kvrelay.Batch or None from batch()", answer));
+        return Err(unexpected("a kvrelay.Batch or None", answer));
     }
     let ids = |field: &str| -> PyResult<Vec<RequestId>> {
         answer.getattr(field)?.try_iter()?.map(|id| request_id(&id?)).collect()
@@ -233,11 +263,11 @@ fn batch_from(answer: &Bound<'_, PyAny>) -> PyResult<Batch> {
         prefill.push((request_id(&request)?, tokens));
     }
     let decode = if answer.getattr("decode")?.is_none() { None } else { Some(ids("decode")?) };
-    let wake_at: Option<f64> = answer.getattr("wake_at")?.extract()?;
+    let wake_at: Option<f64> = field(answer, "wake_at", "seconds or None")?;
     Ok(Batch {
         prefill,
         decode,
-        repeat: answer.getattr("repeat")?.extract()?,
+        repeat: field(answer, "repeat", "a number of steps or None")?,
         preempt: ids("preempt")?,
         drop: ids("drop")?,
         wake_at: wake_at.map(Time::from_secs_f64),
@@ -249,7 +279,7 @@ fn rebalance_from(answer: &Bound<'_, PyAny>) -> PyResult<Rebalance> {
         return Ok(Rebalance::default());
     }
     if answer.getattr_opt("roles")?.is_none() {
-        return Err(unexpected("a kvrelay.Rebalance or None from rebalance()", answer));
+        return Err(unexpected("a kvrelay.Rebalance or None", answer));
     }
     let mut roles = Vec::new();
     let given = answer.getattr("roles")?;
@@ -257,7 +287,7 @@ fn rebalance_from(answer: &Bound<'_, PyAny>) -> PyResult<Rebalance> {
         let role: String = entry.1.extract().map_err(|_| unexpected("a role", &entry.1))?;
         roles.push((worker_id(&entry.0)?, role_named(answer.py(), &role)?));
     }
-    let next: Option<f64> = answer.getattr("next")?.extract()?;
+    let next: Option<f64> = field(answer, "next", "seconds or None")?;
     Ok(Rebalance { roles, next: next.map(Time::from_secs_f64) })
 }
 
@@ -268,15 +298,15 @@ impl PyPolicy {
             return Ok(Admission::Accept);
         }
         if answer.is_instance(self.classes.hold.bind(py))? {
-            let until: f64 = answer.getattr("until")?.extract()?;
+            let until: f64 = field(answer, "until", "seconds")?;
             return Ok(Admission::Hold(Time::from_secs_f64(until)));
         }
         if answer.is_instance(self.classes.demote.bind(py))? {
             return Ok(Admission::Demote);
         }
         if answer.is_instance(self.classes.refuse.bind(py))? {
-            let reason: String = answer.getattr("reason")?.extract()?;
-            let numbers: BTreeMap<String, f64> = answer.getattr("numbers")?.extract()?;
+            let reason: String = field(answer, "reason", "a string")?;
+            let numbers: BTreeMap<String, f64> = field(answer, "numbers", "named numbers")?;
             return Ok(Admission::Refuse { reason, numbers });
         }
         Err(unexpected("None, Hold(until), Demote() or Refuse(reason, **numbers)", answer))
@@ -338,7 +368,7 @@ impl core::Policy for PyPolicy {
         asked("admit", |py| {
             let lease = Lease::new();
             let answer = admit.call1(py, (lease.request(*request), lease.cluster(*cluster)))?;
-            self.admission_from(answer.bind(py))
+            read("admit", answer.bind(py), |answer| self.admission_from(answer))
         })
     }
 
@@ -351,7 +381,7 @@ impl core::Policy for PyPolicy {
         asked("place", |py| {
             let lease = Lease::new();
             let answer = place.call1(py, (lease.request(*request), lease.cluster(*cluster)))?;
-            placement_from(answer.bind(py))
+            read("place", answer.bind(py), placement_from)
         })
     }
 
@@ -364,7 +394,7 @@ impl core::Policy for PyPolicy {
         asked("accept", |py| {
             let lease = Lease::new();
             let answer = accept.call1(py, (lease.request(*request), lease.worker(*worker)))?;
-            acceptance_from(answer.bind(py))
+            read("accept", answer.bind(py), acceptance_from)
         })
     }
 
@@ -374,7 +404,7 @@ impl core::Policy for PyPolicy {
             let lease = Lease::new();
             let answer = batch.call1(py, (lease.worker(*worker),))?;
             let answer = answer.bind(py);
-            if answer.is_none() { Ok(None) } else { batch_from(answer).map(Some) }
+            if answer.is_none() { Ok(None) } else { read("batch", answer, batch_from).map(Some) }
         })?;
         Ok(answer.unwrap_or_else(|| core::default_batch(worker)))
     }
@@ -383,7 +413,8 @@ impl core::Policy for PyPolicy {
         let Some(rebalance) = &self.rebalance else { return Ok(Rebalance::default()) };
         asked("rebalance", |py| {
             let lease = Lease::new();
-            rebalance_from(rebalance.call1(py, (lease.cluster(*cluster),))?.bind(py))
+            let answer = rebalance.call1(py, (lease.cluster(*cluster),))?;
+            read("rebalance", answer.bind(py), rebalance_from)
         })
     }
 }

@@ -17,7 +17,10 @@ impl UnknownName {
     pub fn new<'a>(what: &'static str, name: &str, known: impl IntoIterator<Item = &'a str>) -> UnknownName {
         let mut known: Vec<String> = known.into_iter().map(str::to_owned).collect();
         let wanted = canonical(name);
-        known.sort_by_key(|candidate| (edit_distance(&wanted, candidate), candidate.clone()));
+        // Those that begin so are nearest, however long they are.
+        known.sort_by_cached_key(|candidate| {
+            (!candidate.starts_with(&wanted), edit_distance(&wanted, candidate), candidate.clone())
+        });
         UnknownName { what, name: name.to_owned(), known }
     }
 }
@@ -58,5 +61,7 @@ mod tests {
     fn the_nearest_name_comes_first() {
         let error = UnknownName::new("GPU", "H_10O", ["b200", "h100", "h200"]);
         assert_eq!(error.to_string(), "unknown GPU \"H_10O\"; known, nearest first: h100, h200, b200");
+        let error = UnknownName::new("preset", "azure", ["share", "azure-conv-2023"]);
+        assert_eq!(error.known, ["azure-conv-2023", "share"]);
     }
 }

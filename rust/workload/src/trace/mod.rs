@@ -116,7 +116,7 @@ fn read_rows(file: &str, text: &str, options: &TraceOptions) -> Result<Rows, Tra
     let layout = recognised.ok_or_else(|| TraceError::UnknownFormat {
         file: file.to_owned(),
         line: first.number,
-        seen: names.join(", "),
+        seen: rows::shortened(&names.join(", ")),
         known: Layout::all_described(),
     })?;
     let unit = unit_of(file, layout, options)?;

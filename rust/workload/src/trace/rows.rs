@@ -183,7 +183,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// At most 80 letters of a value.
-fn shortened(text: &str) -> String {
+pub(super) fn shortened(text: &str) -> String {
     const MOST: usize = 80;
     match text.char_indices().nth(MOST) {
         Some((end, _)) => format!("{}…", &text[..end]),
