@@ -131,7 +131,7 @@ class Engine:
         """
     def close(self, /) -> None:
         """
-        Stops the workers; what is live ends.
+        Stops the workers; what is live ends with an error.
         """
     @property
     def closed(self, /) -> bool:
@@ -338,6 +338,10 @@ class Result:
     def makespan(self, /) -> float | None:
         """
         Seconds from the first arrival to the last counted event.
+        """
+    def objectives(self, /) -> list[tuple[str, Any]]:
+        """
+        The distinct pairs of class name and objectives, in order of arrival.
         """
     def requests(self, /) -> dict:
         """

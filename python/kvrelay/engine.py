@@ -6,7 +6,8 @@ import html
 import os
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, overload
 
 import pandas as pd
@@ -28,15 +29,19 @@ Prompt = str | Sequence[int]
 class Output:
     """What a request produced.
 
-    ``finish_reason`` is ``"stop"`` (end of sequence or a stop string) or ``"length"``; ``record`` its
-    milestones, as a row of :attr:`kvrelay.Result.requests`.
+    ``finish_reason`` is ``"stop"`` (end of sequence or a stop string) or ``"length"``.
     """
 
     text: str
     token_ids: list[int]
     finish_reason: str
     prompt_token_ids: list[int]
-    record: pd.Series
+    _core: _core.Result = field(repr=False, compare=False)
+
+    @cached_property
+    def record(self) -> pd.Series:
+        """Its milestones: a row of :attr:`kvrelay.Result.requests`."""
+        return Result(self._core, title="request", source="measured", num_gpus=1).requests.iloc[0]
 
     def __repr__(self) -> str:
         return f"Output({self.text!r}, {len(self.token_ids)} tokens, {self.finish_reason})"
@@ -117,14 +122,15 @@ class Stream:
             self._ids += piece.ids
             self._text.append(piece.text)
             return piece.text
-        record = Result(piece.record, title="request", source="measured", num_gpus=1).requests.iloc[0]
         if piece.status == "refused":
             raise RequestError(piece.reason or "refused")
         if piece.status != "finished":
             raise EngineError(
                 f"the request ended as {piece.status}" + (f": {piece.reason}" if piece.reason else "")
             )
-        self.output = Output("".join(self._text), self._ids, piece.reason or "length", self._prompt, record)
+        self.output = Output(
+            "".join(self._text), self._ids, piece.reason or "length", self._prompt, piece.record
+        )
         return ""
 
     def __repr__(self) -> str:

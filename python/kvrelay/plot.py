@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+    from kvrelay.describe import SLO
+
 __all__ = ["goodput_bars", "latency_cdf", "timeline"]
 
 _PALETTE = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000"]
@@ -39,11 +41,17 @@ _NEVER = ["refused", "failed", "cut_off"]
 _MOST_POINTS = 4_000
 
 
+#: More objectives than this would be a grid, not marks.
+_MOST_OBJECTIVES = 4
+
+
 class _Result(Protocol):
     """What is read of a result."""
 
     @property
     def requests(self) -> pd.DataFrame: ...
+    @property
+    def objectives(self) -> dict[str, list[SLO]]: ...
     def goodput(self) -> float: ...
     def attainment(self) -> float: ...
 
@@ -80,7 +88,7 @@ def latency_cdf(
     Of one result, a curve for each SLO class; of a mapping from labels to results, a curve for each.
     Requests that were refused, failed or were cut off before the milestone count as never reaching
     it: their curve ends below 1. Requests that have no such latency (TPOT of a single token) do not
-    count.
+    count. Dotted lines are objectives.
 
     Args:
         result: A result, or labels and results.
@@ -105,6 +113,7 @@ def latency_cdf(
             color=_PALETTE[index % len(_PALETTE)],
             linestyle=_LINES[index // len(_PALETTE) % len(_LINES)],
         )
+    _mark_objectives(ax, result, metric, scale)
     ax.set_xlabel(f"{title} ({unit})")
     ax.set_ylabel("share of requests")
     ax.set_ylim(0.0, 1.02)
@@ -113,6 +122,33 @@ def latency_cdf(
     if len(curves) > 1:
         ax.legend(loc="lower right")
     return ax
+
+
+def _mark_objectives(ax: Axes, result: _Result | Mapping[str, _Result], metric: str, scale: float) -> None:
+    """A dotted line at every objective, with its class where there are several; none of very many."""
+    results = result.values() if isinstance(result, Mapping) else [result]
+    limits: dict[float, set[str]] = {}
+    for one in results:
+        for name, slos in one.objectives.items():
+            for slo in slos:
+                limit = getattr(slo, metric)
+                if limit is not None:
+                    limits.setdefault(limit, set()).add(name)
+    if not 0 < len(limits) <= _MOST_OBJECTIVES:
+        return
+    ax.vlines([limit * scale for limit in limits], 0.0, 1.0, colors="0.4", linestyles=":", linewidths=1.0)
+    for limit, names in limits.items():
+        label = "SLO" if len(limits) == 1 else f"SLO {', '.join(sorted(names))}"
+        ax.text(
+            limit * scale,
+            0.03,
+            f" {label}",
+            color="0.4",
+            fontsize="small",
+            rotation=90,
+            va="bottom",
+            ha="right",
+        )
 
 
 def _curves(result: _Result | Mapping[str, _Result]) -> Iterator[tuple[str, pd.DataFrame]]:

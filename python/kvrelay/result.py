@@ -73,16 +73,30 @@ class Result:
         good, offered, out, without = self._core.counts(self._class(slo_class))
         return {"good": good, "offered": offered, "out": out, "without_slo": without}
 
+    def throughput(self) -> dict[str, float] | None:
+        """Finished requests, and their output tokens, per second of makespan, objectives or not; ``None``
+        without a makespan."""
+        found = self._core.throughput
+        return None if found is None else dict(zip(("requests", "output_tokens"), found, strict=True))
+
+    @property
+    def objectives(self) -> dict[str, list[SLO]]:
+        """The distinct objectives of each SLO class, in order of arrival."""
+        found: dict[str, list[SLO]] = {}
+        for name, slo in self._core.objectives():
+            found.setdefault(name, []).append(slo)
+        return found
+
     @property
     def makespan(self) -> float | None:
         """Seconds from the first arrival to the last counted event."""
         return self._core.makespan
 
-    def summary(self) -> pd.DataFrame:
+    def summary(self, slo_class: str | None = None) -> pd.DataFrame:
         """Count, mean and percentiles of every latency, in seconds, over the requests where it is
-        defined. ``itl`` pools the gaps of all requests; ``held + queue + prefill`` make up ``ttft``;
+        defined. ``itl`` pools the gaps of all requests (not by class); ``held + queue + prefill`` make up ``ttft``;
         ``waiting_for_room``, ``transfer`` and ``decode_queue`` lie between the first token and the second."""
-        stats = self._core.distributions(list(PERCENTILES))
+        stats = self._core.distributions(list(PERCENTILES), self._class(slo_class))
         order = (
             "ttft",
             "held",
@@ -96,7 +110,7 @@ class Result:
             "max_gap",
             "e2e",
         )
-        rows = {name: [stats[name][0], stats[name][1], *stats[name][2]] for name in order}
+        rows = {name: [stats[name][0], stats[name][1], *stats[name][2]] for name in order if name in stats}
         columns = ["count", "mean", *(f"p{percent:.0f}" for percent in PERCENTILES)]
         frame = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
         frame["count"] = frame["count"].astype("int64")

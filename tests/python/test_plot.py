@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 
+import kvrelay as kr  # noqa: E402
 from kvrelay import plot  # noqa: E402
 
 TIMES = [
@@ -31,6 +32,7 @@ class Result:
     def __init__(self, requests: pd.DataFrame, goodput: float | None, attainment: float | None) -> None:
         self.requests = requests
         self._numbers = (goodput, attainment)
+        self.objectives: dict[str, list[kr.SLO]] = {}
 
     def goodput(self) -> float | None:
         return self._numbers[0]
@@ -100,6 +102,17 @@ def test_cdfs_of_several_results_share_one_axes(result: Result) -> None:
     assert plot.latency_cdf({"a": result, "b": result}, ax=ax, metric="e2e") is ax
     assert [line.get_label() for line in ax.get_lines()] == ["a", "b"]
     assert len({line.get_color() for line in ax.get_lines()}) == 2
+
+
+def test_a_cdf_marks_objectives(result: Result) -> None:
+    result.objectives = {"chat": [kr.SLO(ttft=0.5, tpot=0.05)], "code": [kr.SLO(ttft=2.0)]}
+    ax = plot.latency_cdf(result)
+    [marks] = ax.collections
+    assert [segment[0][0] for segment in marks.get_segments()] == [0.5, 2.0]
+    assert [text.get_text().strip() for text in ax.texts] == ["SLO chat", "SLO code"]
+    assert [text.get_text().strip() for text in plot.latency_cdf(result, metric="tpot").texts] == ["SLO"]
+    result.objectives = {"many": [kr.SLO(ttft=float(limit)) for limit in range(1, 10)]}
+    assert not plot.latency_cdf(result).collections
 
 
 def test_many_curves_stay_distinct(result: Result) -> None:

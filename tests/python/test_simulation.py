@@ -66,6 +66,18 @@ def test_percentiles_are_numpys(workload, cluster):
         assert result.summary().loc[metric, "mean"] == pytest.approx(values.mean())
 
 
+def test_summaries_by_class_and_throughput(cluster):
+    chat = kr.Workload.poisson(4.0, 60, 300, 20, kr.SLO(ttft=1.0), slo_class="chat", seed=1)
+    code = kr.Workload.poisson(2.0, 30, 900, 60, kr.SLO(ttft=2.0, tpot=0.1), slo_class="code", seed=2)
+    result = kr.simulate(kr.Workload.merge(chat, code), cluster, **QUIET)
+    counts = [int(result.summary(name).loc["ttft", "count"]) for name in (None, "chat", "code")]
+    assert counts == [90, 60, 30]
+    assert result.objectives == {"chat": [kr.SLO(ttft=1.0)], "code": [kr.SLO(ttft=2.0, tpot=0.1)]}
+    throughput = result.throughput()
+    assert throughput["requests"] == pytest.approx(90 / result.makespan)
+    assert throughput["output_tokens"] == pytest.approx((60 * 20 + 30 * 60) / result.makespan)
+
+
 def test_belief_differs_from_the_truth(slo):
     workload = kr.Workload.poisson(9.0, 400, kr.uniform(10, 1500), 64, slo)
     cluster = kr.Cluster("1P1D", model="opt-13b", gpu="a100-80gb", latency="vllm")

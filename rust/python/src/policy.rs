@@ -242,7 +242,8 @@ fn acceptance_from(answer: &Bound<'_, PyAny>) -> PyResult<Acceptance> {
     if answer.is_none() {
         return Ok(Acceptance::Now);
     }
-    let other = worker_id(answer).map_err(|_| unexpected("\"now\", \"later\", True, False or a worker", answer));
+    let other =
+        worker_id(answer).map_err(|_| unexpected("\"now\", \"later\", True, False or a worker", answer));
     other.map(Acceptance::Other)
 }
 

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use kvrelay_core::metrics::{self, Attainment, Distribution, PooledGaps};
 use kvrelay_core::record::{Log, RequestRecord, StepRecord, Verdict};
 use kvrelay_core::request::ClassId;
+use kvrelay_core::slo::Slo;
 use kvrelay_core::time::Time;
 use numpy::PyArray1;
 use pyo3::prelude::*;
@@ -160,6 +161,22 @@ impl Result {
     #[getter]
     fn throughput(&self) -> Option<(f64, f64)> {
         metrics::throughput(&self.log.requests)
+    }
+
+    /// The distinct pairs of class name and objectives, in order of arrival.
+    fn objectives(&self, py: Python<'_>) -> PyResult<Vec<(String, Py<PyAny>)>> {
+        let mut seen: Vec<(ClassId, Slo)> = Vec::new();
+        for record in self.log.requests.iter().filter(|record| record.slo.is_some()) {
+            let pair = (record.class, record.slo);
+            // Mostly it is one of the latest.
+            if !seen.iter().rev().any(|known| *known == pair) {
+                seen.push(pair);
+            }
+        }
+        let named = |(class, slo): &(ClassId, Slo)| {
+            Ok((self.class_names[usize::from(class.0)].clone(), slo_to(py, slo)?))
+        };
+        seen.iter().map(named).collect()
     }
 
     /// Per metric (ttft, held, queue, prefill, tpot, e2e, max_gap, itl): count, mean and the asked

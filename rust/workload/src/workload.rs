@@ -186,7 +186,7 @@ impl Workload {
         for arrival in &mut workload.arrivals {
             arrival.at = start + Nanos::from_secs_f64((arrival.at - start).as_secs_f64() * factor);
         }
-        workload.description = format!("{}, at {rate} req/s", self.description);
+        workload.description = format!("{}, rescaled to {rate} req/s", self.description);
         Ok(workload)
     }
 

@@ -251,7 +251,7 @@ fn impossible_engines_are_refused_with_the_numbers() {
         Engine::new(model(), config, policy("fcfs")).expect_err("it is refused").to_string()
     };
     let text = refused(EngineConfig { kv_blocks: Some(u32::MAX), ..config("2M") });
-    assert!(text.contains("bytes (weights 0, KV 70368744161280, buffers"), "{text}");
+    assert!(text.contains("(weights 0 MiB, KV 67108864 MiB, buffers"), "{text}");
     let text = refused(EngineConfig { kv_blocks: Some(0), ..config("1M") });
     assert!(text.contains("kv_blocks: expected at least 1, found 0"), "{text}");
     let text = refused(EngineConfig { kv_blocks: None, kv_memory: 1000, ..config("1M") });

@@ -102,9 +102,7 @@ impl Policy for Goodput {
     fn batch(&mut self, worker: &WorkerView<'_>) -> Decision<Batch> {
         let mut order = self.deadline_order(worker);
         if worker.role() == Role::Prefill && decode_is_saturated(worker) {
-            order.retain(|Prompt { request, .. }| {
-                request.is_started() || !self.would_wait_in_vain(request, worker)
-            });
+            self.hold_back(&mut order, worker);
         }
         if worker.num_running() > 0 {
             keep_harmless(&mut order, worker);
@@ -125,22 +123,26 @@ impl Policy for Goodput {
 }
 
 impl Goodput {
-    /// Whether the prompt, were it computed now, would lose its TPOT while it waits for a decode
-    /// worker: all that its tokens could make up for is less than the wait that is to be expected.
-    fn would_wait_in_vain(&self, request: &RequestView<'_>, worker: &WorkerView<'_>) -> bool {
-        let slo = request.slo();
-        if slo.tpot.is_none() && slo.max_gap.is_none() {
-            return false;
-        }
+    /// Takes out of `order` the prompts that, were they computed now, would lose their TPOT while they
+    /// wait for a decode worker: all that their tokens could make up for is less than the wait that is
+    /// to be expected.
+    fn hold_back(&self, order: &mut Vec<Prompt<'_>>, worker: &WorkerView<'_>) {
         let cluster = worker.cluster();
         // Before anything is known: as long as the first of them has waited.
         let so_far = cluster.awaiting_room().find_map(|first| first.first_token());
         let so_far = so_far.map_or(0.0, |first| worker.now().saturating_since(first).as_secs_f64());
         let wait = self.seen.wait(cluster.num_awaiting_room() + 1, worker.now()).unwrap_or(so_far);
-        let output = self.seen.output_tokens(request).unwrap_or_else(|| f64::from(request.max_tokens()));
+        let step = token_time(worker).as_secs_f64();
         let seconds = |nanos: Option<Nanos>| nanos.map_or(f64::INFINITY, Nanos::as_secs_f64);
-        let spare = (seconds(slo.tpot) - token_time(worker).as_secs_f64()) * (output - 1.0).max(0.0);
-        spare.min(seconds(slo.max_gap)) < wait
+        order.retain(|Prompt { request, .. }| {
+            let slo = request.slo();
+            if request.is_started() || (slo.tpot.is_none() && slo.max_gap.is_none()) {
+                return true;
+            }
+            let output = self.seen.output_tokens(request).unwrap_or_else(|| f64::from(request.max_tokens()));
+            let spare = (seconds(slo.tpot) - step) * (output - 1.0).max(0.0);
+            spare.min(seconds(slo.max_gap)) >= wait
+        });
     }
 }
 

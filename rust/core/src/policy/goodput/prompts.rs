@@ -65,7 +65,7 @@ impl Goodput {
             Prompt { request, due, late: is_late(&request, worker, due) }
         };
         let mut order: Vec<_> = worker.waiting().map(prompt).collect();
-        order.sort_by_key(|Prompt { request, due, late }| {
+        order.sort_by_cached_key(|Prompt { request, due, late }| {
             let rank = (request.generated() == 0, *late, request.is_demoted());
             (rank, due.filter(|_| !late).unwrap_or(Time::LONGEST), Reverse(request.priority()))
         });
