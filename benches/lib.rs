@@ -16,7 +16,15 @@ use kvrelay_workload::{Class, Workload};
 /// # Panics
 /// When the preset is gone.
 pub fn workload(num_requests: usize) -> Workload {
-    Workload::preset("azure-conv-2023", Some(40.0), num_requests, Class::default(), 0)
+    workload_at(40.0, num_requests)
+}
+
+/// The same at another rate.
+///
+/// # Panics
+/// When the preset is gone.
+pub fn workload_at(rate: f64, num_requests: usize) -> Workload {
+    Workload::preset("azure-conv-2023", Some(rate), num_requests, Class::default(), 0)
         .expect("a known preset")
 }
 

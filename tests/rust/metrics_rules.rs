@@ -3,6 +3,7 @@
 
 use kvrelay_core::cluster::{Role, WorkerId};
 use kvrelay_core::event::{Action, Done, EndedRow, Event};
+use kvrelay_core::kv::Naming;
 use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::metrics::{Attainment, Distribution, PooledGaps, goodput, makespan, throughput};
 use kvrelay_core::policy::{BUILT_IN, built_in};
@@ -264,6 +265,7 @@ fn an_answer_of_no_tokens_is_finished_and_has_no_milestones_of_tokens() {
         workers: vec![WorkerConfig { role: Role::Mixed, num_blocks: 8 }],
         limits: Limits::default(),
         prefix_caching: false,
+        naming: Naming::All,
         belief: Belief { steps: vec![latency], link: Link::INSTANT, kv_bytes_per_token: 1 },
     };
     let mut scheduler = Scheduler::new(setup, built_in("fcfs").unwrap());

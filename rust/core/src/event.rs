@@ -128,7 +128,9 @@ pub enum Action {
         from: WorkerId,
         /// Destination.
         to: WorkerId,
-        /// Source and destination block, pairwise.
+        /// How many blocks.
+        num_blocks: u32,
+        /// Source and destination of those that have names, pairwise.
         blocks: Vec<(BlockId, BlockId)>,
     },
     /// Stop a transfer; its terminal event still comes.

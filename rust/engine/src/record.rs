@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvrelay_core::cluster::WorkerId;
 use kvrelay_core::event::{Action, Event, Progress};
+use kvrelay_core::kv::Naming;
 use kvrelay_core::policy::{Fcfs, Policy};
 use kvrelay_core::scheduler::{Belief, Limits, Scheduler, Setup, WorkerConfig};
 use kvrelay_core::step::Seq;
@@ -64,6 +65,7 @@ impl Recording {
             workers: self.workers.clone(),
             limits: self.limits.clone(),
             prefix_caching: self.prefix_caching,
+            naming: Naming::All,
             belief: self.belief.clone(),
         }
     }

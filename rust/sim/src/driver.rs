@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvrelay_core::cluster::{Role, WorkerId};
 use kvrelay_core::event::{Action, Done, EndedRow, Event, Progress, TransferId};
+use kvrelay_core::kv::Naming;
 use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::policy::{Policy, PolicyFault};
 use kvrelay_core::record::{FinishReason, Log};
@@ -50,7 +51,7 @@ pub struct SimCluster {
 }
 
 impl SimCluster {
-    fn setup(&self) -> Setup {
+    fn setup(&self, name_all: bool) -> Setup {
         let truth = || Belief {
             steps: self.workers.iter().map(|worker| Arc::clone(&worker.latency)).collect(),
             link: self.link,
@@ -61,6 +62,7 @@ impl SimCluster {
             workers: self.workers.iter().map(config).collect(),
             limits: self.limits.clone(),
             prefix_caching: self.prefix_caching,
+            naming: if name_all { Naming::All } else { Naming::Shareable },
             belief: self.belief.clone().unwrap_or_else(truth),
         }
     }
@@ -89,7 +91,7 @@ pub struct Options {
     pub seed: u64,
     /// Tell scheduler and policy the true output lengths (as `max_tokens`).
     pub oracle: bool,
-    /// Ask the latency model for every step alone: slower, the same records.
+    /// Ask the latency model for every step alone and name every KV block: slower, the same records.
     pub single_steps: bool,
     /// End there and cut off what is live; drain when `None`.
     pub until: Option<Time>,
@@ -194,7 +196,7 @@ pub fn simulate(
     options: &Options,
     watch: &mut dyn Watch,
 ) -> Result<Simulation, SimError> {
-    let mut scheduler = Scheduler::new(cluster.setup(), policy);
+    let mut scheduler = Scheduler::new(cluster.setup(options.single_steps), policy);
     scheduler.begin(Time::ZERO, options.seed)?;
     let mut driver = Driver::new(cluster, source, options);
     scheduler.watch_progress(Box::new(driver.runs.clone()));
@@ -398,8 +400,8 @@ impl<'a> Driver<'a> {
                     self.queue.push(run.end(), Planned::RunEnds { worker: id, version: worker.version });
                 }
             }
-            Action::Transfer { id, blocks, .. } => {
-                let tokens = blocks.len() as u64 * u64::from(self.cluster.limits.block_tokens);
+            Action::Transfer { id, num_blocks, .. } => {
+                let tokens = u64::from(num_blocks) * u64::from(self.cluster.limits.block_tokens);
                 let duration = self.cluster.link.transfer(tokens * self.cluster.kv_bytes_per_token);
                 self.transfers.insert(id);
                 self.queue.push(now + duration, Planned::TransferEnds { id });

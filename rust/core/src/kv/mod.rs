@@ -3,4 +3,4 @@
 pub mod block_pool;
 mod prefix_index;
 
-pub use block_pool::{BlockId, BlockPool, Holder, IntegrityError};
+pub use block_pool::{BlockId, BlockPool, Holder, IntegrityError, Naming, Table};

@@ -227,12 +227,11 @@ impl State {
     fn extend_table(&mut self, worker: WorkerId, id: RequestId, steps: u32) -> bool {
         let pool = &mut self.workers[worker.index()].pool;
         let kv = self.requests[id].kv.as_mut().expect("a decoding request has KV");
-        let needed = pool.blocks_for(u64::from(kv.computed) + u64::from(steps)) as usize;
-        let missing = needed.saturating_sub(kv.table.len()) as u32;
-        if missing > pool.num_available() {
+        let needed = pool.blocks_for(u64::from(kv.computed) + u64::from(steps)) as u32;
+        if needed.saturating_sub(kv.table.len()) > pool.num_available() {
             return false;
         }
-        pool.allocate(missing, Holder::Request, &mut kv.table);
+        pool.extend(&mut kv.table, needed, 0, Holder::Request);
         true
     }
 
@@ -244,7 +243,7 @@ impl State {
         let longest = rows.iter().map(|row| self.requests[row.request].remaining()).min().unwrap_or(1);
         let missing = |repeat: u32| -> u64 {
             let table =
-                |row: &Row| self.requests[row.request].kv.as_ref().map_or(0, |kv| kv.table.len()) as u64;
+                |row: &Row| self.requests[row.request].kv.as_ref().map_or(0, |kv| u64::from(kv.table.len()));
             let needed =
                 |row: &Row| (u64::from(row.start) + u64::from(repeat)).div_ceil(u64::from(block_tokens));
             rows.iter().map(|row| needed(row).saturating_sub(table(row))).sum()

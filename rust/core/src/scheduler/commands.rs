@@ -201,11 +201,11 @@ impl State {
     ) -> Kv {
         let pool: &mut BlockPool = &mut self.workers[worker.index()].pool;
         let block_tokens = pool.block_tokens();
-        let mut table = pool.lookup(&self.requests[id].request.prefix, shared_tokens / block_tokens);
+        let prefix = &self.requests[id].request.prefix;
+        let mut table = pool.lookup(prefix, shared_tokens / block_tokens);
         pool.pin(&table, Holder::Request);
-        let computed = table.len() as u32 * block_tokens;
-        let missing = pool.blocks_for(tokens) - table.len() as u64;
-        pool.allocate(missing as u32, Holder::Request, &mut table);
+        let computed = table.len() * block_tokens;
+        pool.extend(&mut table, pool.blocks_for(tokens) as u32, prefix.len() as u32, Holder::Request);
         Kv { worker, table, computed }
     }
 

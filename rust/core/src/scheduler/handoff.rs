@@ -8,7 +8,7 @@ use super::state::State;
 use super::{RequestId, Scheduler};
 use crate::cluster::WorkerId;
 use crate::event::{Action, TransferId};
-use crate::kv::{BlockId, Holder};
+use crate::kv::{Holder, Table};
 use crate::policy::{Acceptance, ClusterView, Decision, LoadMetric, PolicyFault, RequestView, WorkerView};
 use crate::record::Status;
 
@@ -19,8 +19,8 @@ pub(crate) struct Transfer {
     pub(crate) request: Option<RequestId>,
     pub(crate) from: WorkerId,
     pub(crate) to: WorkerId,
-    pub(crate) sources: Vec<BlockId>,
-    pub(crate) destinations: Vec<BlockId>,
+    pub(crate) sources: Table,
+    pub(crate) destinations: Table,
     /// Tokens counted as incoming at the destination.
     tokens: u32,
 }
@@ -146,10 +146,11 @@ impl State {
         let live = &mut self.requests[id];
         let kv = live.kv.as_ref().expect("a request that awaits room has KV");
         let from = kv.worker;
-        let cached = (incoming.computed / self.limits.block_tokens) as usize;
-        let sources = kv.table[cached..].to_vec();
-        let destinations = incoming.table[cached..cached + sources.len()].to_vec();
-        let blocks = sources.iter().copied().zip(destinations.iter().copied()).collect();
+        let cached = incoming.computed / self.limits.block_tokens;
+        let (sources, destinations) = (kv.table.skip(cached), incoming.table.skip(cached));
+        let num_blocks = sources.len();
+        let named = sources.named().iter().copied().zip(destinations.named().iter().copied());
+        let blocks = named.collect();
         live.incoming = Some(incoming);
         live.decode_at = Some(to);
         live.record.decode_worker = Some(to);
@@ -162,7 +163,7 @@ impl State {
         target.num_incoming += 1;
         let entry = Transfer { request: Some(id), from, to, sources, destinations, tokens: computed };
         self.transfers.insert(transfer, entry);
-        actions.push(Action::Transfer { id: transfer, request: id, from, to, blocks });
+        actions.push(Action::Transfer { id: transfer, request: id, from, to, num_blocks, blocks });
     }
 
     /// Its request does not want it any more.
@@ -203,7 +204,8 @@ impl State {
         kv.computed = computed;
         let full = (computed / self.limits.block_tokens) as usize;
         let target = &mut self.workers[transfer.to.index()];
-        target.pool.index(&kv.table[..full], &live.request.prefix);
+        let full = full.min(live.request.prefix.len());
+        target.pool.index(&kv.table.named()[..full], &live.request.prefix);
         live.kv = Some(kv);
         live.enter(Phase::Decoding(transfer.to));
         target.join(live);

@@ -2,7 +2,7 @@
 
 use crate::cluster::WorkerId;
 use crate::event::TransferId;
-use crate::kv::BlockId;
+use crate::kv::Table as Blocks;
 use crate::record::{RequestRecord, Status};
 use crate::request::{Request, RequestId};
 use crate::time::{Picos, Time};
@@ -61,7 +61,7 @@ pub(crate) struct Ending {
 #[derive(Clone, Debug)]
 pub(crate) struct Kv {
     pub(crate) worker: WorkerId,
-    pub(crate) table: Vec<BlockId>,
+    pub(crate) table: Blocks,
     /// Tokens whose KV is there.
     pub(crate) computed: u32,
 }

@@ -15,7 +15,7 @@ pub(crate) mod worker;
 
 use crate::cluster::WorkerId;
 use crate::event::{Action, Done, Event, Progress};
-use crate::kv::{BlockId, BlockPool, IntegrityError};
+use crate::kv::{BlockId, BlockPool, IntegrityError, Naming};
 use crate::policy::{ClusterView, Decision, Outcome, Policy, PolicyFault};
 use crate::record::{Log, RequestRecord, Status};
 use crate::request::RequestId;
@@ -34,6 +34,8 @@ pub struct Setup {
     pub limits: Limits,
     /// Whether prompts share the KV of equal prefixes.
     pub prefix_caching: bool,
+    /// Which KV blocks have names: all, where a driver reads [`Scheduler::block_table`].
+    pub naming: Naming,
     /// What policies predict with.
     pub belief: Belief,
 }
@@ -73,7 +75,7 @@ impl Scheduler {
     pub fn new(setup: Setup, policy: Box<dyn Policy>) -> Scheduler {
         let block_tokens = setup.limits.block_tokens;
         let worker = |(index, config): (usize, &WorkerConfig)| {
-            let pool = BlockPool::new(config.num_blocks, block_tokens, setup.prefix_caching);
+            let pool = BlockPool::new(config.num_blocks, block_tokens, setup.prefix_caching, setup.naming);
             Worker::new(WorkerId(index as u32), config.role, pool)
         };
         let workers = setup.workers.iter().enumerate().map(worker).collect();
@@ -232,11 +234,11 @@ impl Scheduler {
     }
 
     /// The blocks of a live request at a worker, in the order of its tokens: where it is computed,
-    /// or where its transfer goes to.
+    /// or where its transfer goes to. Of blocks that have no names, nothing.
     pub fn block_table(&self, request: RequestId, worker: WorkerId) -> Option<&[BlockId]> {
         let live = self.state.requests.get(request)?;
         let here = live.kv.iter().chain(&live.incoming).find(|kv| kv.worker == worker)?;
-        Some(&here.table)
+        Some(here.table.named())
     }
 
     /// The state as policies see it.

@@ -164,10 +164,8 @@ impl State {
         let target = &mut self.workers[worker.index()];
         target.context_tokens += u64::from(emitted);
         // What the run had reserved beyond the steps it did.
-        let keep = target.pool.blocks_for(u64::from(kv.computed)) as usize;
-        let spare = kv.table.split_off(keep);
-        if !spare.is_empty() {
-            target.pool.release(&spare, Holder::Request);
+        let keep = target.pool.blocks_for(u64::from(kv.computed)) as u32;
+        if target.pool.shrink(&mut kv.table, keep, Holder::Request) > 0 {
             self.room_changed(worker);
         }
     }
@@ -182,7 +180,7 @@ impl State {
         kv.computed += tokens;
         let full = ((kv.computed / block_tokens) as usize).min(live.request.prefix.len());
         if before < full {
-            target.pool.index(&kv.table[before..full], &live.request.prefix[before..full]);
+            target.pool.index(&kv.table.named()[before..full], &live.request.prefix[before..full]);
         }
     }
 
@@ -264,7 +262,7 @@ impl State {
         let kv = live.kv.as_ref().expect("a request that ends in a run has KV");
         let full = ((kv.computed / self.limits.block_tokens) as usize).min(end.content.len());
         let target = &mut self.workers[worker.index()];
-        target.pool.index(&kv.table[..full], &end.content[..full]);
+        target.pool.index(&kv.table.named()[..full], &end.content[..full]);
         target.leave(live);
         self.end(id, Status::Finished, Some(end.reason.name().to_owned()), actions);
     }

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::handoff::Transfer;
-use super::live::{Phase, Table};
+use super::live::Phase;
+use super::live::Table as Requests;
 use super::worker::Worker;
 use crate::cluster::{Role, WorkerId};
 use crate::event::{Progress, TransferId};
-use crate::kv::{BlockId, IntegrityError};
+use crate::kv::{IntegrityError, Table};
 use crate::latency::{LatencyModel, Link};
 use crate::record::Log;
 use crate::request::RequestId;
@@ -71,7 +72,7 @@ pub(crate) struct State {
     pub(crate) now: Time,
     pub(crate) limits: Limits,
     pub(crate) belief: Belief,
-    pub(crate) requests: Table,
+    pub(crate) requests: Requests,
     pub(crate) workers: Vec<Worker>,
     /// Arrived; admission has not been asked.
     pub(crate) fresh: VecDeque<RequestId>,
@@ -83,7 +84,7 @@ pub(crate) struct State {
     pub(crate) awaiting_room: VecDeque<RequestId>,
     pub(crate) transfers: BTreeMap<TransferId, Transfer>,
     /// Destination blocks whose writer has not confirmed that it stopped.
-    pub(crate) quarantine: BTreeMap<TransferId, (WorkerId, Vec<BlockId>)>,
+    pub(crate) quarantine: BTreeMap<TransferId, (WorkerId, Table)>,
     pub(crate) next_transfer: u64,
     /// Workers whose policy wants to be asked again at a time, whatever happens.
     pub(crate) timers: BTreeSet<(Time, WorkerId)>,
@@ -105,7 +106,7 @@ impl State {
             now: Time::ZERO,
             limits,
             belief,
-            requests: Table::default(),
+            requests: Requests::default(),
             workers,
             fresh: VecDeque::new(),
             held: BTreeSet::new(),
@@ -153,15 +154,15 @@ impl State {
         let mut holders = vec![[0u64; 3]; self.workers.len()];
         for live in self.requests.iter() {
             for kv in live.kv.iter().chain(&live.incoming) {
-                holders[kv.worker.index()][0] += kv.table.len() as u64;
+                holders[kv.worker.index()][0] += u64::from(kv.table.len());
             }
         }
         for transfer in self.transfers.values() {
-            holders[transfer.from.index()][1] += transfer.sources.len() as u64;
-            holders[transfer.to.index()][1] += transfer.destinations.len() as u64;
+            holders[transfer.from.index()][1] += u64::from(transfer.sources.len());
+            holders[transfer.to.index()][1] += u64::from(transfer.destinations.len());
         }
         for (worker, blocks) in self.quarantine.values() {
-            holders[worker.index()][2] += blocks.len() as u64;
+            holders[worker.index()][2] += u64::from(blocks.len());
         }
         for (worker, holders) in self.workers.iter().zip(holders) {
             worker.pool.check_integrity(holders)?;

@@ -108,7 +108,7 @@ impl Worker {
     /// holds of the first `shared_tokens`.
     pub(crate) fn has_room(&self, live: &Live, tokens: u64, shared_tokens: u32) -> bool {
         let hits = self.pool.lookup(&live.request.prefix, shared_tokens / self.pool.block_tokens());
-        let missing = self.pool.blocks_for(tokens) - hits.len() as u64;
+        let missing = self.pool.blocks_for(tokens) - u64::from(hits.len());
         let taken = missing + u64::from(self.pool.count_unheld(&hits)) + u64::from(self.watermark());
         taken <= u64::from(self.pool.num_available())
     }

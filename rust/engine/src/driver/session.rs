@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvrelay_core::cluster::Role;
 use kvrelay_core::event::{Event, TransferId};
+use kvrelay_core::kv::Naming;
 use kvrelay_core::policy::{Policy, PolicyFault};
 use kvrelay_core::record::RequestRecord;
 use kvrelay_core::request::RequestId;
@@ -36,6 +37,7 @@ impl Settings {
             workers: self.workers.clone(),
             limits: self.limits.clone(),
             prefix_caching: self.prefix_caching,
+            naming: Naming::All,
             belief: self.belief.clone(),
         }
     }
