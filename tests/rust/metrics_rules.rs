@@ -278,12 +278,12 @@ fn an_answer_of_no_tokens_is_finished_and_has_no_milestones_of_tokens() {
         priority: 0,
         slo: slo(ttft, 1e-9),
         class: kvrelay_core::request::ClassId(0),
-        prefix: Arc::from([]),
+        prefix: Arc::default(),
     };
     let mut actions = Vec::new();
     scheduler.handle(Time(10), &[Event::Arrived(request(1e-6))], &mut actions).unwrap();
     let [Action::Run { worker, seq, .. }] = actions[..] else { panic!("{actions:?}") };
-    let row = EndedRow { row: 0, reason: FinishReason::Stop, content: Arc::from([]) };
+    let row = EndedRow { row: 0, reason: FinishReason::Stop, content: Arc::default() };
     let stretches = vec![Stretch::single(Picos(1_000_000))];
     let done = Done { worker, seq, stretches, emitted: vec![0], ended: vec![row] };
     actions.clear();

@@ -2,6 +2,8 @@
 //!
 //! A milestone that was not reached is `None`: never zero, never subtracted.
 
+use std::borrow::Cow;
+
 use crate::cluster::WorkerId;
 use crate::request::{ClassId, Request, RequestId};
 use crate::slo::Slo;
@@ -70,7 +72,7 @@ pub struct RequestRecord {
     /// How it stands.
     pub status: Status,
     /// Why it ended so.
-    pub reason: Option<Box<str>>,
+    pub reason: Option<Cow<'static, str>>,
     /// Scheduled arrival.
     pub arrival: Time,
     /// Prompt length.
@@ -338,7 +340,7 @@ mod tests {
             priority: 0,
             slo,
             class: ClassId(0),
-            prefix: Arc::from([]),
+            prefix: Arc::default(),
         })
     }
 

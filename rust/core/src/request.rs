@@ -92,7 +92,7 @@ impl PromptContent {
     /// is named by the id that covers its last token and by its place within it.
     pub fn block_hashes(&self, prompt_tokens: u32, block_tokens: u32) -> Arc<[BlockHash]> {
         let PromptContent::HashIds { ids, tokens_per_id } = self else {
-            return Arc::from([]);
+            return Arc::default();
         };
         let full_blocks = u64::from(prompt_tokens / block_tokens);
         (0..full_blocks)

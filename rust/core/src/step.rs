@@ -1,5 +1,7 @@
 //! Steps and runs: what a worker is asked to do, and how long it took.
 
+use std::sync::Arc;
+
 use crate::request::RequestId;
 use crate::time::Picos;
 
@@ -34,7 +36,7 @@ impl Row {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
     /// Decode rows and prefill chunks, in the policy's order.
-    pub rows: Vec<Row>,
+    pub rows: Arc<[Row]>,
 }
 
 /// The sums of a step that latency models are functions of.
@@ -165,7 +167,22 @@ impl Stretch {
 
     /// Steps that are over once `elapsed` has passed.
     pub fn steps_within(&self, elapsed: Picos) -> u32 {
+        if elapsed < self.first {
+            return 0;
+        }
+        // A guess that is mostly right bounds the search to two steps; it decides nothing.
+        let (first, delta, elapsed_f) = (self.first.0 as f64, self.delta as f64, elapsed.0 as f64);
+        let linear = first - 0.5 * delta;
+        let root = (linear * linear + 2.0 * delta * elapsed_f).max(0.0).sqrt();
+        let guess = (2.0 * elapsed_f / (linear + root)) as u32;
         let (mut low, mut high) = (0, self.steps);
+        let (below, above) = (guess.saturating_sub(1).min(high), guess.saturating_add(1).min(high));
+        if self.total(below) <= elapsed {
+            low = below;
+        }
+        if above < high && self.total(above) > elapsed {
+            high = above - 1;
+        }
         while low < high {
             let mid = high - (high - low) / 2;
             if self.total(mid) <= elapsed {

@@ -220,12 +220,12 @@ impl Engine {
         let Submission { prompt, max_tokens, sampling, stop, ignore_eos, slo, class, priority } = submission;
         let mut hasher =
             self.settings.prefix_caching.then(|| BlockHasher::new(self.settings.limits.block_tokens));
-        let prefix = hasher.as_mut().map_or(Arc::from([]), |hasher| hasher.extend(&prompt).into());
+        let prefix = hasher.as_mut().map_or(Arc::default(), |hasher| hasher.extend(&prompt).into());
         let prompt_tokens = prompt.len() as u32;
         let stream = Arc::new(Stream::default());
         let text = TextStream::new(self.model.tokenizer().clone(), &stop);
         let reader = Reader { text, stream: stream.clone() };
-        let ends = if ignore_eos { Arc::from([]) } else { self.settings.end_ids.clone() };
+        let ends = if ignore_eos { Arc::default() } else { self.settings.end_ids.clone() };
         let sequence = Sequence::new(prompt, max_tokens, sampling, ends, Some(reader), hasher);
         let sequence = Arc::new(Mutex::new(sequence));
         let end = StreamEnd(stream.clone());

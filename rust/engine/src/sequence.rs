@@ -91,7 +91,7 @@ impl Sequence {
     pub(crate) fn content(&mut self) -> Arc<[BlockHash]> {
         match &mut self.hasher {
             Some(hasher) => hasher.extend(&self.tokens).into(),
-            None => Arc::from([]),
+            None => Arc::default(),
         }
     }
 }

@@ -345,7 +345,7 @@ impl<'a> Driver<'a> {
                 ended.push(EndedRow {
                     row: index as u32,
                     reason: FinishReason::Length,
-                    content: Arc::from([]),
+                    content: Arc::default(),
                 });
             }
             emitted.push(count);
@@ -375,7 +375,7 @@ impl<'a> Driver<'a> {
                 let run = self.runs.lock()[id.index()].take();
                 let steps_delivered =
                     run.as_ref().map_or(0, |run| run.steps_done(now).0.min(run.steps() - 1));
-                for row in run.iter().flat_map(|run| &run.rows).filter(|row| row.decode) {
+                for row in run.iter().flat_map(|run| run.rows.iter()).filter(|row| row.decode) {
                     self.outputs[row.request.0 as usize].1 += steps_delivered;
                 }
                 events.push(Event::WorkerDown { worker: id, steps_delivered });

@@ -1,5 +1,7 @@
 //! A run in virtual time: planned in closed form, cut at a border.
 
+use std::sync::Arc;
+
 use kvrelay_core::latency::LatencyModel;
 use kvrelay_core::step::{Row, Seq, StepShape, Stretch};
 use kvrelay_core::time::{PicoClock, Picos, Time};
@@ -8,7 +10,7 @@ use kvrelay_core::time::{PicoClock, Picos, Time};
 #[derive(Clone, Debug)]
 pub(crate) struct SimRun {
     pub(crate) seq: Seq,
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Arc<[Row]>,
     pub(crate) stretches: Vec<Stretch>,
     /// When it started, exactly.
     start: Picos,
@@ -24,7 +26,7 @@ impl SimRun {
     /// the plain twin of the closed form.
     pub(crate) fn plan(
         seq: Seq,
-        rows: Vec<Row>,
+        rows: Arc<[Row]>,
         steps: u32,
         model: &dyn LatencyModel,
         clock: &mut PicoClock,

@@ -21,19 +21,36 @@ impl Scheduler {
     pub(super) fn batch_all(&mut self, actions: &mut Vec<Action>) -> Decision<()> {
         if std::mem::take(&mut self.state.idle_dirty) {
             for worker in std::mem::take(&mut self.state.idle) {
-                self.state.worker(worker).dirty = true;
+                self.state.touch(worker);
             }
         }
-        for index in 0..self.state.workers.len() {
-            // Asked again where the answer was only to drop or preempt: that made room.
-            while self.state.workers[index].wants_batch() {
-                let worker = WorkerId(index as u32);
-                let mut batch = self.policy.batch(&WorkerView::new(&self.state, worker))?;
-                self.state.validate_batch(worker, &batch)?;
-                batch.wake_at = batch.wake_at.map(|at| later_than(self.state.now, at));
-                self.state.commit_batch(worker, batch, actions);
+        let mut touched = std::mem::take(&mut self.state.touched);
+        while !touched.is_empty() {
+            touched.sort_unstable();
+            for index in 0..touched.len() {
+                if let Err(fault) = self.batch(touched[index], actions) {
+                    self.state.touched.extend_from_slice(&touched[index..]);
+                    return Err(fault);
+                }
             }
+            touched.clear();
+            std::mem::swap(&mut touched, &mut self.state.touched);
         }
+        self.state.touched = touched;
+        Ok(())
+    }
+
+    /// Asks for the worker's next run if it can take one. It is touched again when it becomes able to.
+    fn batch(&mut self, worker: WorkerId, actions: &mut Vec<Action>) -> Decision<()> {
+        // Asked again where the answer was only to drop or preempt: that made room.
+        while self.state.workers[worker.index()].wants_batch() {
+            let mut batch = self.policy.batch(&WorkerView::new(&self.state, worker))?;
+            self.state.validate_batch(worker, &batch)?;
+            batch.wake_at = batch.wake_at.map(|at| later_than(self.state.now, at));
+            self.state.worker(worker).dirty = false;
+            self.state.commit_batch(worker, batch, actions);
+        }
+        self.state.worker(worker).dirty = false;
         Ok(())
     }
 }
@@ -101,10 +118,9 @@ impl State {
     }
 
     fn commit_batch(&mut self, worker: WorkerId, batch: Batch, actions: &mut Vec<Action>) {
-        self.worker(worker).dirty = false;
         self.set_timer(worker, batch.wake_at);
         for id in batch.drop {
-            self.give_up(id, Status::Refused, Some("dropped by the policy".to_owned()), actions);
+            self.give_up(id, Status::Refused, Some("dropped by the policy".into()), actions);
         }
         for id in batch.preempt {
             self.preempt(worker, id);
@@ -128,12 +144,12 @@ impl State {
         } else {
             1
         };
-        self.order(worker, Run { step: Step { rows }, repeat }, actions);
+        self.order(worker, Run { step: Step { rows: rows.into() }, repeat }, actions);
     }
 
     fn order(&mut self, worker: WorkerId, run: Run, actions: &mut Vec<Action>) {
         let now = self.now;
-        for row in &run.step.rows {
+        for row in run.step.rows.iter() {
             let live = &mut self.requests[row.request];
             live.in_run = true;
             if row.decode {
@@ -249,6 +265,9 @@ impl State {
             rows.iter().map(|row| needed(row).saturating_sub(table(row))).sum()
         };
         let (mut low, mut high) = (1, limit.min(longest).max(1));
+        if missing(high) <= spare {
+            low = high;
+        }
         while low < high {
             let mid = high - (high - low) / 2;
             if missing(mid) <= spare {
@@ -281,6 +300,7 @@ impl State {
         let kv = live.kv.take();
         live.enter(Phase::Waiting(worker));
         self.workers[worker.index()].enqueue(&self.requests, &self.requests[id], true);
+        self.touch(worker);
         self.release(kv);
     }
 }

@@ -1,5 +1,7 @@
 //! Admission and placement: asking, validating, committing. Cancellation, roles, lost workers.
 
+use std::borrow::Cow;
+
 use super::live::{Ending, Kv, Phase};
 use super::state::State;
 use super::worker::Worker;
@@ -8,7 +10,7 @@ use crate::cluster::{Role, WorkerId};
 use crate::event::Action;
 use crate::kv::{BlockPool, Holder};
 use crate::policy::{Admission, ClusterView, Decision, Placement, PolicyFault, RequestView};
-use crate::record::Status;
+use crate::record::{FinishReason, Status};
 use crate::request::RequestId;
 use crate::time::Time;
 
@@ -21,7 +23,7 @@ impl Scheduler {
         while let Some(&id) = self.state.fresh.front() {
             if let Some(reason) = self.state.why_impossible(id) {
                 self.state.fresh.pop_front();
-                self.state.end(id, Status::Refused, Some(reason), actions);
+                self.state.end(id, Status::Refused, Some(reason.into()), actions);
                 continue;
             }
             let view = RequestView::new(&self.state, id);
@@ -116,7 +118,7 @@ impl State {
                 let numbers: Vec<_> = numbers.iter().map(|(name, value)| format!("{name}={value}")).collect();
                 let told =
                     if numbers.is_empty() { reason } else { format!("{reason} ({})", numbers.join(", ")) };
-                return self.end(id, Status::Refused, Some(told), actions);
+                return self.end(id, Status::Refused, Some(told.into()), actions);
             }
             Admission::Accept => {}
             Admission::Demote => live.demoted = true,
@@ -186,6 +188,7 @@ impl State {
         live.enter(Phase::Waiting(prefill));
         let first = live.generated > 0;
         self.workers[prefill.index()].enqueue(&self.requests, &self.requests[id], first);
+        self.touch(prefill);
         self.cut(prefill, actions);
         true
     }
@@ -233,7 +236,7 @@ impl State {
         &mut self,
         id: RequestId,
         status: Status,
-        reason: Option<String>,
+        reason: Option<Cow<'static, str>>,
         actions: &mut Vec<Action>,
     ) {
         let mut live = self.requests.remove(id).expect("a request ends once");
@@ -253,9 +256,15 @@ impl State {
                 self.fresh.retain(|other| *other != id);
             }
             Phase::Unplaced => self.unplaced.retain(|other| *other != id),
-            Phase::Waiting(at) => self.workers[at.index()].dequeue(live),
+            Phase::Waiting(at) => {
+                self.workers[at.index()].dequeue(live);
+                self.touch(at);
+            }
             Phase::AwaitingRoom => self.awaiting_room.retain(|other| *other != id),
-            Phase::Decoding(at) => self.workers[at.index()].leave(live),
+            Phase::Decoding(at) => {
+                self.workers[at.index()].leave(live);
+                self.touch(at);
+            }
             Phase::Transferring(transfer) => self.orphan(transfer, actions),
             Phase::Draining => {}
         }
@@ -267,7 +276,7 @@ impl State {
         &mut self,
         id: RequestId,
         status: Status,
-        reason: Option<String>,
+        reason: Option<Cow<'static, str>>,
         actions: &mut Vec<Action>,
     ) {
         if self.requests.get(id).is_some_and(|live| live.phase() != Phase::Draining) {
@@ -280,7 +289,7 @@ impl State {
         &mut self,
         id: RequestId,
         status: Status,
-        reason: Option<String>,
+        reason: Option<Cow<'static, str>>,
         actions: &mut Vec<Action>,
     ) {
         self.unlist(id, actions);
@@ -374,7 +383,7 @@ impl State {
         let outstanding = entry.outstanding.take();
         let rows = outstanding.map(|outstanding| outstanding.run.step.rows).unwrap_or_default();
         let mut delivered = Vec::new();
-        for row in rows {
+        for row in rows.iter() {
             self.requests[row.request].in_run = false;
             if let Some(ending) = &self.requests[row.request].ending {
                 // The run was cut when the request ended: what was delivered, was so before.
@@ -422,7 +431,7 @@ impl State {
         self.emit_unseen(id, tokens, now);
         if self.requests[id].remaining() == 0 {
             self.unlist(id, actions);
-            self.end(id, Status::Finished, Some("length".to_owned()), actions);
+            self.end(id, Status::Finished, Some(FinishReason::Length.name().into()), actions);
         }
     }
 }

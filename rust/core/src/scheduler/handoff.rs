@@ -209,6 +209,7 @@ impl State {
         live.kv = Some(kv);
         live.enter(Phase::Decoding(transfer.to));
         target.join(live);
+        self.touch(transfer.to);
         self.release(source);
         self.cut(transfer.to, actions);
     }
@@ -226,7 +227,7 @@ impl State {
         if let Some(request) = transfer.request {
             let reason =
                 format!("KV transfer from worker {} to worker {} failed", transfer.from.0, transfer.to.0);
-            self.end(request, Status::Failed, Some(reason), actions);
+            self.end(request, Status::Failed, Some(reason.into()), actions);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! A request while it lives: a small state machine with named phases.
 
+use std::borrow::Cow;
+
 use crate::cluster::WorkerId;
 use crate::event::TransferId;
 use crate::kv::Table as Blocks;
@@ -53,7 +55,7 @@ impl Phase {
 #[derive(Clone, Debug)]
 pub(crate) struct Ending {
     pub(crate) status: Status,
-    pub(crate) reason: Option<String>,
+    pub(crate) reason: Option<Cow<'static, str>>,
     pub(crate) at: Time,
 }
 
@@ -141,7 +143,6 @@ impl Live {
     /// Its record, now that it is over.
     pub(crate) fn over(&self, ending: Ending) -> RequestRecord {
         let Ending { status, reason, at } = ending;
-        let reason = reason.map(String::into_boxed_str);
         RequestRecord { status, reason, end: Some(at), ..self.record.clone() }
     }
 

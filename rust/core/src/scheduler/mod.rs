@@ -105,8 +105,8 @@ impl Scheduler {
     /// Exchanges the policy in mid-run, as a driver does after a fault. Nothing else changes.
     pub fn replace_policy(&mut self, policy: Box<dyn Policy>) -> Box<dyn Policy> {
         self.rebalance_at = None;
-        for worker in &mut self.state.workers {
-            worker.dirty = true;
+        for index in 0..self.state.workers.len() {
+            self.state.touch(WorkerId(index as u32));
         }
         (self.state.place_dirty, self.state.accept_dirty) = (true, true);
         std::mem::replace(&mut self.policy, policy)
@@ -138,9 +138,10 @@ impl Scheduler {
                 self.state.fresh.push_back(request.id);
             }
             Event::Ready { worker, seq } => {
-                let worker = self.state.worker(*worker);
-                if worker.up && seq.0 + 1 == worker.next_seq {
-                    (worker.ready, worker.dirty) = (true, true);
+                let entry = self.state.worker(*worker);
+                if entry.up && seq.0 + 1 == entry.next_seq {
+                    entry.ready = true;
+                    self.state.touch(*worker);
                 }
             }
             Event::Done(done) => self.ran.extend(self.state.run_done(done, actions)),
@@ -148,7 +149,7 @@ impl Scheduler {
             Event::Failed { id, quiesced } => self.state.transfer_failed(*id, *quiesced, actions),
             Event::Cancelled(id) => self.state.stop(*id, Status::Cancelled, None, actions),
             Event::GivenUp { request, reason } => {
-                self.state.stop(*request, Status::Failed, Some(reason.clone()), actions);
+                self.state.stop(*request, Status::Failed, Some(reason.clone().into()), actions);
             }
             Event::WorkerUp { worker } => self.state.worker_up(*worker),
             Event::WorkerDown { worker, steps_delivered } => {
@@ -207,8 +208,8 @@ impl Scheduler {
         let now = self.state.now;
         while self.state.timers.first().is_some_and(|(at, _)| *at <= now) {
             let (_, worker) = self.state.timers.pop_first().expect("looked at");
-            let worker = self.state.worker(worker);
-            (worker.wake_at, worker.dirty) = (None, true);
+            self.state.worker(worker).wake_at = None;
+            self.state.touch(worker);
         }
         while self.state.held.first().is_some_and(|(until, _)| *until <= now) {
             let (_, id) = self.state.held.pop_first().expect("looked at");

@@ -84,8 +84,8 @@ impl State {
         assert_eq!(done.emitted.len(), rows.len(), "rows of worker {} run {}", done.worker.0, done.seq.0);
         let times = TokenTimes::new(worker.clock.exact(), done.stretches.clone());
         let end = worker.clock.advance(times.busy);
-        worker.dirty = true;
         self.accept_dirty |= worker.role.decodes();
+        self.touch(done.worker);
         self.log.steps.push(StepRecord {
             worker: done.worker,
             seq: done.seq,
@@ -264,6 +264,6 @@ impl State {
         let target = &mut self.workers[worker.index()];
         target.pool.index(&kv.table.named()[..full], &end.content[..full]);
         target.leave(live);
-        self.end(id, Status::Finished, Some(end.reason.name().to_owned()), actions);
+        self.end(id, Status::Finished, Some(end.reason.name().into()), actions);
     }
 }

@@ -90,6 +90,8 @@ pub(crate) struct State {
     pub(crate) timers: BTreeSet<(Time, WorkerId)>,
     /// Workers that have work and were given nothing to do: what they wait for may be anywhere.
     pub(crate) idle: BTreeSet<WorkerId>,
+    /// Workers whose `dirty` is set.
+    pub(crate) touched: Vec<WorkerId>,
     /// Room came free or a hand-over began somewhere since the idle ones were asked.
     pub(crate) idle_dirty: bool,
     /// Something changed that may let an unplaced request be placed.
@@ -117,6 +119,7 @@ impl State {
             next_transfer: 0,
             timers: BTreeSet::new(),
             idle: BTreeSet::new(),
+            touched: Vec::new(),
             idle_dirty: false,
             place_dirty: false,
             accept_dirty: false,
@@ -146,7 +149,14 @@ impl State {
         self.accept_dirty = true;
         self.place_dirty = true;
         self.idle_dirty = true;
-        self.workers[worker.index()].dirty = true;
+        self.touch(worker);
+    }
+
+    /// Something changed at `worker`: its policy is to be asked for a batch.
+    pub(crate) fn touch(&mut self, worker: WorkerId) {
+        if !std::mem::replace(&mut self.workers[worker.index()].dirty, true) {
+            self.touched.push(worker);
+        }
     }
 
     /// Counts everything anew: holders of blocks, queues, sums, phases.

@@ -28,8 +28,10 @@ pub(crate) struct Worker {
     pub(crate) up: bool,
     /// It said that it can take a run.
     pub(crate) ready: bool,
-    /// Something changed since its policy was last asked for a batch.
-    pub(crate) dirty: bool,
+    /// Something changed since its policy was last asked for a batch; set by [`State::touch`] alone.
+    ///
+    /// [`State::touch`]: super::state::State::touch
+    pub(super) dirty: bool,
     pub(crate) pool: BlockPool,
     /// Requests with prompt tokens to compute, in queue order; preempted ones in front.
     pub(crate) waiting: VecDeque<RequestId>,
@@ -124,7 +126,6 @@ impl Worker {
         };
         self.waiting.insert(at, live.id());
         self.queued_tokens += u64::from(live.pending());
-        self.dirty = true;
     }
 
     /// Takes a request out of the prefill queue.
@@ -132,14 +133,12 @@ impl Worker {
         let at = self.waiting.iter().position(|id| *id == live.id());
         self.waiting.remove(at.expect("a waiting request is in its worker's queue"));
         self.queued_tokens -= u64::from(live.pending());
-        self.dirty = true;
     }
 
     /// A request decodes here from now on.
     pub(crate) fn join(&mut self, live: &Live) {
         self.running.push(live.id());
         self.context_tokens += u64::from(live.computed());
-        self.dirty = true;
     }
 
     /// A request decodes here no more.
@@ -147,7 +146,6 @@ impl Worker {
         let at = self.running.iter().position(|id| *id == live.id());
         self.running.remove(at.expect("a decoding request is in its worker's batch"));
         self.context_tokens -= u64::from(live.computed());
-        self.dirty = true;
     }
 
     /// The queues' sums, counted anew: `(queued_tokens, context_tokens)`.

@@ -192,7 +192,7 @@ impl Driver {
         let fits = limits.max_model_len.is_none_or(|limit| longest <= u64::from(limit));
         let prompt = if fits { self.prompts.make(options.seed, id.0, arrival) } else { Vec::new() };
         let mut hasher = self.settings.prefix_caching.then(|| BlockHasher::new(limits.block_tokens));
-        let prefix = hasher.as_mut().map_or(Arc::from([]), |hasher| hasher.extend(&prompt).into());
+        let prefix = hasher.as_mut().map_or(Arc::default(), |hasher| hasher.extend(&prompt).into());
         let request = Request {
             id,
             arrival: arrival.at,
@@ -204,7 +204,7 @@ impl Driver {
             prefix,
         };
         let limit = arrival.output_tokens.min(arrival.max_tokens);
-        (request, Sequence::new(prompt, limit, options.sampling, Arc::from([]), None, hasher))
+        (request, Sequence::new(prompt, limit, options.sampling, Arc::default(), None, hasher))
     }
 
     /// The caller of a run does not wait for it any more.

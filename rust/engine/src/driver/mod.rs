@@ -14,6 +14,7 @@ mod links;
 mod measured;
 mod session;
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -294,9 +295,9 @@ impl Driver {
     }
 
     /// Ends a request that the scheduler never heard of.
-    fn turn_away(&self, submitted: Submitted, status: Status, reason: Option<&str>) {
+    fn turn_away(&self, submitted: Submitted, status: Status, reason: Option<&'static str>) {
         let Submitted { request, end, .. } = submitted;
-        let (reason, at) = (reason.map(Box::from), Some(self.clock.now()));
+        let (reason, at) = (reason.map(Cow::from), Some(self.clock.now()));
         end.finish(RequestRecord { status, reason, end: at, ..RequestRecord::new(&request) });
     }
 
