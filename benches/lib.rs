@@ -8,7 +8,7 @@ use kvrelay_core::latency::models::model;
 use kvrelay_core::latency::roofline::{Efficiencies, Roofline};
 use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::scheduler::Limits;
-use kvrelay_sim::{SimCluster, SimWorker};
+use kvrelay_sim::{Links, SimCluster, SimWorker};
 use kvrelay_workload::{Class, Workload};
 
 /// Requests with the lengths of Azure's conversations at 40 a second, gaps as bursty as published.
@@ -45,7 +45,10 @@ pub fn cluster(topology: &str) -> SimCluster {
         workers: topology.roles().into_iter().map(worker).collect(),
         limits: Limits::default(),
         prefix_caching: true,
-        link: Link { bandwidth: gpu.nvlink_bandwidth.expect("H100s have NVLink"), ..Link::INSTANT },
+        links: Links::Apart(Link {
+            bandwidth: gpu.nvlink_bandwidth.expect("H100s have NVLink"),
+            ..Link::INSTANT
+        }),
         kv_bytes_per_token: model.kv_bytes_per_token(),
         belief: None,
     }

@@ -26,7 +26,7 @@ class Cluster:
     """
     Workers of a topology, with their latency, KV capacity and link.
     """
-    def __new__(cls, /, topology: str, model: str, gpu: str, latency_name: str, tp: SupportsLenAndGetItem[SupportsIndex], link_name: str | None, link_bandwidth: SupportsFloat | SupportsIndex | None, link_latency: SupportsFloat | SupportsIndex, kv_tokens: SupportsIndex | None, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex | None, prefix_caching: bool) -> Cluster:
+    def __new__(cls, /, topology: str, model: str, gpu: str, latency_name: str, tp: SupportsLenAndGetItem[SupportsIndex], link_name: str | None, link_bandwidth: SupportsFloat | SupportsIndex | None, link_latency: SupportsFloat | SupportsIndex, network: Incomplete | None, kv_tokens: SupportsIndex | None, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex | None, prefix_caching: bool) -> Cluster:
         """
         `tp` is per role: prefill, decode, mixed. `kv_tokens` replaces the capacity of every worker.
         """
@@ -42,7 +42,7 @@ class Cluster:
     @property
     def link_bandwidth(self, /) -> float:
         """
-        Bytes per second that a KV transfer has.
+        Bytes per second that a KV transfer has at least, while it is alone.
         """
     @property
     def num_gpus(self, /) -> int:
@@ -589,6 +589,11 @@ def gpu_names() -> list[str]:
 def model_names() -> list[str]:
     """
     Names of the model table.
+    """
+
+def num_workers(topology: str) -> int:
+    """
+    Workers of a topology.
     """
 
 def preset_names() -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from kvrelay import _core
@@ -134,6 +136,63 @@ class Link:
         number("link latency", self.latency, 0.0)
 
 
+@dataclass(frozen=True)
+class Network:
+    """Links that transfers share: what is under way at one time divides them fairly (max-min), anew
+    whenever a transfer begins or ends.
+
+    Parameters
+    ----------
+    nodes
+        How many workers, in their order, are in each node: a number, or one per node such as ``[2, 1]``.
+        All in one by default.
+    local
+        What a GPU has to the others of its node, and as much from them: ``"nvlink"``, ``"pcie"`` or a
+        :class:`Link`; NVLink where the GPU has it.
+    node_bandwidth
+        Bytes per second that all transfers inside a node have together, such as a PCIe switch's; the
+        ports alone limit them by default.
+    remote
+        A network card, between nodes: ``"network"`` (the GPU table's) or a :class:`Link`.
+    nics_per_node
+        Cards that the workers of a node share, in turn; a card for every GPU by default.
+
+    >>> Network(nodes=1, nics_per_node=1)
+    Network(nodes=1, local=None, node_bandwidth=inf, remote='network', nics_per_node=1)
+    """
+
+    nodes: int | Sequence[int] | None = None
+    local: str | Link | None = None
+    node_bandwidth: float = math.inf
+    remote: str | Link = "network"
+    nics_per_node: int | None = None
+
+    def _spec(self, num_workers: int) -> SimpleNamespace:
+        if self.nodes is None or isinstance(self.nodes, int):
+            size = whole("network nodes", num_workers if self.nodes is None else self.nodes, 1)
+            sizes = [size] * -(-num_workers // size)
+        else:
+            sizes = [whole(f"network nodes[{index}]", size, 1) for index, size in enumerate(self.nodes)]
+            if sum(sizes) != num_workers:
+                raise ConfigError(
+                    f"network nodes {sizes} have {sum(sizes)} workers, the cluster has {num_workers}"
+                )
+        of_worker = [node for node, size in enumerate(sizes) for _ in range(size)][:num_workers]
+        return SimpleNamespace(
+            nodes=of_worker,
+            nics_per_node=optional_whole("network nics_per_node", self.nics_per_node, 1),
+            local=_link_spec("network local", self.local),
+            remote=_link_spec("network remote", self.remote),
+            node_bandwidth=number("network node_bandwidth", self.node_bandwidth),
+        )
+
+
+def _link_spec(name: str, link: str | Link | None) -> tuple[str | None, float | None, float]:
+    if isinstance(link, Link):
+        return None, float(link.bandwidth), float(link.latency)
+    return None if link is None else text(name, link), None, 0.0
+
+
 class Cluster:
     """A cluster to simulate.
 
@@ -151,6 +210,8 @@ class Cluster:
     link
         ``"nvlink"``, ``"pcie"``, ``"network"``, ``"instant"`` or a :class:`Link`; NVLink where the GPU
         has it. Every transfer has the link to itself.
+    network
+        Instead of ``link``: a :class:`Network` that transfers share.
     kv_tokens
         KV capacity of every worker, in tokens; by default what memory leaves, or the published
         capacity of a profile.
@@ -175,6 +236,7 @@ class Cluster:
         latency: str = "roofline",
         tp: int | Mapping[str, int] = 1,
         link: str | Link | None = None,
+        network: Network | None = None,
         kv_tokens: int | None = None,
         block_tokens: int = 16,
         max_batch: int = 256,
@@ -188,17 +250,21 @@ class Cluster:
         self.latency = latency
         self.tp = tp
         self.link = link
+        self.network = network
         per_role = _tp_per_role(tp)
-        bandwidth = link.bandwidth if isinstance(link, Link) else None
+        if network is not None and (link is not None or not isinstance(network, Network)):
+            raise ConfigError(
+                f"network is {network!r} and link {link!r}; give a kvrelay.Network, or a link alone"
+            )
+        num_workers = _core.num_workers(text("topology", topology))
         self._core = _core.Cluster(
             text("topology", topology),
             text("model", model),
             text("gpu", gpu),
             text("latency", latency),
             per_role,
-            None if link is None or isinstance(link, Link) else text("link", link),
-            bandwidth,
-            link.latency if isinstance(link, Link) else 0.0,
+            *_link_spec("link", link),
+            None if network is None else network._spec(num_workers),
             optional_whole("kv_tokens", kv_tokens, 1, MAX_U64),
             whole("block_tokens", block_tokens, 1),
             whole("max_batch", max_batch, 1),

@@ -177,6 +177,41 @@ OBJECTIVES = {
 LIMITS = {"kv_tokens": [6000, 12_000, 30_000], "max_batch": [2, 8, 64], "max_prefill_tokens": [64, 512, 2048]}
 
 
+def test_a_shared_card_changes_the_decision(slo):
+    """Two prefill workers behind one 48 Gbit/s card: with a link for every transfer disaggregation looks
+    better than three mixed workers, on the card that they really share it is worse."""
+    slo = kr.SLO(ttft=1.5, tpot=0.05)
+    workload = kr.Workload.poisson(3.0, 600, 2000, 60, slo, seed=1)
+    card = kr.Link(6e9)
+
+    def attains(topology, policy, **links):
+        cluster = kr.Cluster(topology, model="opt-13b", gpu="a100-80gb", latency="vllm", **links)
+        return kr.simulate(workload, cluster, policy, **QUIET).attainment()
+
+    mixed = attains("3M", "chunked")
+    apart = attains("2P1D", "disaggregated", link=card)
+    network = kr.Network(nodes=[2, 1], remote=card, nics_per_node=1)
+    shared = attains("2P1D", "disaggregated", network=network)
+    assert apart > mixed + 0.05 and shared < mixed - 0.2
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (kr.Network(nodes=[1, 1]), r"network nodes \[1, 1\] have 2 workers, the cluster has 3"),
+        (kr.Network(nodes=0), "network nodes is 0"),
+        (kr.Network(nics_per_node=0), "network nics_per_node is 0"),
+        (kr.Network(local=kr.Link(-1)), "bandwidth is -1"),
+        (kr.Network(remote="fog"), 'link "fog"; known: nvlink'),
+        (kr.Network(node_bandwidth=0), "bandwidth of a node is 0"),
+        ("nvlink", "network is 'nvlink' and link None"),
+    ],
+)
+def test_a_network_that_cannot_be_says_why(network, message):
+    with pytest.raises(kr.ConfigError, match=message):
+        kr.Cluster("2P1D", model="opt-13b", gpu="a100-80gb", network=network)
+
+
 class CountingPolicy:
     """Round robin, and counts what it is asked."""
 

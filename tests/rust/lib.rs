@@ -12,7 +12,8 @@ use kvrelay_core::scheduler::Limits;
 use kvrelay_core::slo::Slo;
 use kvrelay_core::step::{StepShape, Stretch};
 use kvrelay_core::time::{Nanos, Picos, Time};
-use kvrelay_sim::{SimCluster, SimWorker};
+use kvrelay_sim::network::Network;
+use kvrelay_sim::{Links, SimCluster, SimWorker};
 
 /// A latency model with a kink: beyond `kink` tokens of context a token costs more. Its numbers
 /// are whatever a test draws, fractions of nanoseconds included.
@@ -170,10 +171,24 @@ pub fn cluster(topology: &str, num_blocks: u32, latency: impl LatencyModel + 'st
         workers: topology.roles().into_iter().map(worker).collect(),
         limits: Limits { max_batch: 16, max_prefill_tokens: 256, ..Limits::default() },
         prefix_caching: true,
-        link: Link { bandwidth: 1e9, latency: Nanos(700) },
+        links: Links::Apart(Link { bandwidth: 1e9, latency: Nanos(700) }),
         kv_bytes_per_token: 100,
         belief: None,
     }
+}
+
+/// Workers in nodes of two that share a card, instead of links of their own.
+pub fn on_a_network(mut cluster: SimCluster) -> SimCluster {
+    let link = |bandwidth| Link { bandwidth, latency: Nanos(700) };
+    let count = cluster.workers.len() as u32;
+    cluster.links = Links::Shared(Network {
+        nodes: (0..count).map(|worker| worker / 2).collect(),
+        nics: (0..count).map(|worker| worker / 2).collect(),
+        ports: vec![link(2e9); count as usize],
+        node_bandwidth: 3e9,
+        nic: vec![link(1e9); count.div_ceil(2) as usize],
+    });
+    cluster
 }
 
 /// One arrival of a kind.

@@ -19,7 +19,7 @@ use kvrelay_core::step::{StepShape, Stretch};
 use kvrelay_core::time::{Picos, Time};
 use kvrelay_core::watch::Unwatched;
 use kvrelay_sim::search::{Bisection, Bracket, max_rate};
-use kvrelay_sim::{Options, SimCluster, SimWorker, simulate};
+use kvrelay_sim::{Links, Options, SimCluster, SimWorker, simulate};
 use kvrelay_tests::slo;
 use kvrelay_workload::workload::Synthetic;
 use kvrelay_workload::{Class, LengthPair, Lengths, Workload};
@@ -132,7 +132,7 @@ fn simdistserve_records_are_reproduced() {
             workers: vec![worker(Role::Prefill, 2), worker(Role::Decode, 1)],
             limits: Limits { max_batch: u32::MAX, max_prefill_tokens: u32::MAX, ..Limits::default() },
             prefix_caching: false,
-            link: Link::INSTANT,
+            links: Links::Apart(Link::INSTANT),
             kv_bytes_per_token: 0,
             belief: None,
         };
@@ -176,10 +176,10 @@ fn blog_cluster(topology: &str) -> SimCluster {
         workers: topology.parse::<Topology>().unwrap().roles().into_iter().map(worker).collect(),
         limits: Limits::default(),
         prefix_caching: false,
-        link: Link {
+        links: Links::Apart(Link {
             bandwidth: hardware::gpu("a100-80gb").unwrap().nvlink_bandwidth.unwrap(),
             ..Link::INSTANT
-        },
+        }),
         kv_bytes_per_token: model("opt-13b").unwrap().kv_bytes_per_token(),
         belief: None,
     }

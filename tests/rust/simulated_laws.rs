@@ -11,7 +11,7 @@ use kvrelay_core::request::{Arrival, PromptContent, Scheduled};
 use kvrelay_core::time::{Nanos, Time};
 use kvrelay_core::watch::Watch;
 use kvrelay_sim::{Injection, Options, SimCluster, SimError, Simulation, simulate};
-use kvrelay_tests::{Chaotic, Kinked, cluster};
+use kvrelay_tests::{Chaotic, Kinked, cluster, on_a_network};
 use proptest::prelude::*;
 
 const TOPOLOGIES: [&str; 5] = ["1M", "2M", "1P1D", "2P2D", "1P1D1M"];
@@ -99,13 +99,15 @@ proptest! {
         topology in prop::sample::select(TOPOLOGIES.to_vec()),
         num_blocks in pools(),
         latency in latencies(),
+        shared in any::<bool>(),
         arrivals in arrivals(),
         injections in injections(2),
         seed in any::<u64>(),
         chaotic in any::<bool>(),
         named in prop::sample::select(BUILT_IN.to_vec()),
     ) {
-        let cluster = cluster(topology, num_blocks, latency);
+        let apart = cluster(topology, num_blocks, latency);
+        let cluster = if shared { on_a_network(apart) } else { apart };
         let injections = injections.into_iter().filter(|(_, injection)| match injection {
             Injection::WorkerDown(worker) | Injection::WorkerUp(worker) => worker.index() < cluster.workers.len(),
             _ => true,
@@ -135,11 +137,13 @@ proptest! {
         topology in prop::sample::select(TOPOLOGIES.to_vec()),
         num_blocks in pools(),
         latency in latencies(),
+        shared in any::<bool>(),
         arrivals in arrivals(),
         seed in any::<u64>(),
         policy in 0usize..=BUILT_IN.len(),
     ) {
-        let cluster = cluster(topology, num_blocks, latency);
+        let apart = cluster(topology, num_blocks, latency);
+        let cluster = if shared { on_a_network(apart) } else { apart };
         let policy = || match BUILT_IN.get(policy) {
             Some(name) => built_in(name).unwrap(),
             None => Box::new(Chaotic::new(seed)),
@@ -197,7 +201,7 @@ proptest! {
             let parts = [record.held(), record.queue(), record.prefill()].map(|part| part.unwrap().0);
             prop_assert_eq!(Nanos(parts.iter().sum()), record.ttft().unwrap());
             if let (Some(start), Some(end)) = (record.transfer_start, record.transfer_end) {
-                prop_assert!(start >= record.first_token.unwrap() && end >= start + cluster.link.latency);
+                prop_assert!(start >= record.first_token.unwrap() && end >= start + cluster.unloaded_link().latency);
                 // A preempted one may end while it is recomputed, without a decode step here.
                 prop_assert!(record.decode_start.is_some_and(|start| start >= end) || record.preemptions > 0);
             }

@@ -10,7 +10,8 @@ use kvrelay_core::latency::roofline::{Efficiencies, Roofline};
 use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::scheduler::{Belief, Limits};
 use kvrelay_core::time::Nanos;
-use kvrelay_sim::{SimCluster, SimWorker};
+use kvrelay_sim::network::Network;
+use kvrelay_sim::{Links, SimCluster, SimWorker};
 use pyo3::prelude::*;
 
 use crate::error;
@@ -23,6 +24,61 @@ pub(crate) struct Cluster {
     gpu: GpuSpec,
     tp: [u32; 3],
     pub(crate) sim: SimCluster,
+}
+
+/// A network, as Python gives it: the node of each worker, cards a node (one a worker when `None`),
+/// the link of a GPU's port inside its node and of a card, by name or bandwidth, with their
+/// latencies, and what all transfers of a node have together.
+#[derive(FromPyObject)]
+struct NetworkSpec {
+    nodes: Vec<u32>,
+    nics_per_node: Option<u32>,
+    local: LinkSpec,
+    remote: LinkSpec,
+    node_bandwidth: f64,
+}
+
+/// A link by name, or by bandwidth in bytes per second; and its latency in seconds.
+#[derive(FromPyObject)]
+struct LinkSpec(Option<String>, Option<f64>, f64);
+
+impl LinkSpec {
+    fn build(&self, py: Python<'_>, gpu: &GpuSpec, ranks: u32) -> PyResult<Link> {
+        let found = link(py, gpu, self.0.as_deref(), self.1, self.2, ranks)?;
+        // A bandwidth that is given is one GPU's, as a named one is.
+        Ok(if self.1.is_some() {
+            Link { bandwidth: found.bandwidth * f64::from(ranks), ..found }
+        } else {
+            found
+        })
+    }
+}
+
+impl NetworkSpec {
+    fn build(&self, py: Python<'_>, gpu: &GpuSpec, ranks: &[u32]) -> PyResult<Network> {
+        let ports = ranks.iter().map(|ranks| self.local.build(py, gpu, *ranks)).collect::<PyResult<_>>()?;
+        let mut nics = Vec::with_capacity(ranks.len());
+        let mut cards = Vec::new();
+        let mut seen = std::collections::BTreeMap::<u32, u32>::new();
+        let mut shared = std::collections::BTreeMap::new();
+        for (node, ranks) in self.nodes.iter().zip(ranks) {
+            let place = seen.entry(*node).or_insert(0);
+            // Without a number of cards every worker has its own, one a GPU.
+            let (slot, width) =
+                self.nics_per_node.map_or((*place, *ranks), |count| (*place % count.max(1), 1));
+            *place += 1;
+            let next = cards.len() as u32;
+            let card = *shared.entry((*node, slot)).or_insert(next);
+            if card == next {
+                cards.push(self.remote.build(py, gpu, width)?);
+            }
+            nics.push(card);
+        }
+        let nodes = self.nodes.clone();
+        let network = Network { nodes, nics, ports, node_bandwidth: self.node_bandwidth, nic: cards };
+        network.check(ranks.len()).map_err(|error| error::config(py, error))?;
+        Ok(network)
+    }
 }
 
 /// Index of a role in per-role arrays.
@@ -119,7 +175,7 @@ fn link(
 impl Cluster {
     /// `tp` is per role: prefill, decode, mixed. `kv_tokens` replaces the capacity of every worker.
     #[new]
-    #[pyo3(signature = (topology, model, gpu, latency_name, tp, link_name, link_bandwidth, link_latency, kv_tokens, block_tokens, max_batch, max_prefill_tokens, max_model_len, prefix_caching))]
+    #[pyo3(signature = (topology, model, gpu, latency_name, tp, link_name, link_bandwidth, link_latency, network, kv_tokens, block_tokens, max_batch, max_prefill_tokens, max_model_len, prefix_caching))]
     fn new(
         py: Python<'_>,
         topology: &str,
@@ -130,6 +186,7 @@ impl Cluster {
         link_name: Option<&str>,
         link_bandwidth: Option<f64>,
         link_latency: f64,
+        network: Option<NetworkSpec>,
         kv_tokens: Option<u64>,
         block_tokens: u32,
         max_batch: u32,
@@ -176,13 +233,18 @@ impl Cluster {
             }
             workers.push(SimWorker { role, num_blocks, latency });
         }
+        let ranks: Vec<u32> = topology.roles().into_iter().map(|role| tp[role_index(role)]).collect();
         // A transfer is as wide as the narrower of its two ends.
-        let sending = topology.roles().into_iter().map(|role| tp[role_index(role)]).min().unwrap_or(1);
+        let sending = ranks.iter().copied().min().unwrap_or(1);
+        let links = match network {
+            Some(network) => Links::Shared(network.build(py, &gpu, &ranks)?),
+            None => Links::Apart(link(py, &gpu, link_name, link_bandwidth, link_latency, sending)?),
+        };
         let sim = SimCluster {
             workers,
             limits,
             prefix_caching,
-            link: link(py, &gpu, link_name, link_bandwidth, link_latency, sending)?,
+            links,
             kv_bytes_per_token: model.kv_bytes_per_token(),
             belief: None,
         };
@@ -209,10 +271,10 @@ impl Cluster {
         self.sim.workers.iter().map(tokens).collect()
     }
 
-    /// Bytes per second that a KV transfer has.
+    /// Bytes per second that a KV transfer has at least, while it is alone.
     #[getter]
     fn link_bandwidth(&self) -> f64 {
-        self.sim.link.bandwidth
+        self.sim.unloaded_link().bandwidth
     }
 
     /// Seconds that `tokens` prompt tokens take on a worker of `role`, alone and unloaded.
@@ -241,10 +303,17 @@ impl Cluster {
         let model = |role: Role| latency(py, name, &self.model, &self.gpu, self.tp[role_index(role)]);
         Ok(Belief {
             steps: self.topology.roles().into_iter().map(model).collect::<PyResult<_>>()?,
-            link: self.sim.link,
+            link: self.sim.unloaded_link(),
             kv_bytes_per_token: self.sim.kv_bytes_per_token,
         })
     }
+}
+
+/// Workers of a topology.
+#[pyfunction]
+pub(crate) fn num_workers(py: Python<'_>, topology: &str) -> PyResult<usize> {
+    let topology: Topology = topology.parse().map_err(|error| error::config(py, error))?;
+    Ok(topology.roles().len())
 }
 
 /// Names of the GPU table.

@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use super::cluster::{Cluster, gpu_names, model_names, profile_names};
+    use super::cluster::{Cluster, gpu_names, model_names, num_workers, profile_names};
     #[pymodule_export]
     use super::devices::{cpu, cuda};
     #[pymodule_export]

@@ -19,6 +19,7 @@ use kvrelay_core::step::{Run, Seq};
 use kvrelay_core::time::{PicoClock, Time};
 use kvrelay_core::watch::Watch;
 
+use crate::network::{Flows, Network};
 use crate::queue::{Planned, Queue};
 use crate::run::SimRun;
 
@@ -33,6 +34,15 @@ pub struct SimWorker {
     pub latency: Arc<dyn LatencyModel>,
 }
 
+/// What KV is transferred over.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Links {
+    /// Every transfer has a link to itself.
+    Apart(Link),
+    /// Transfers share a network; it fits the cluster's workers (see [`Network::check`]).
+    Shared(Network),
+}
+
 /// A simulated cluster.
 #[derive(Clone)]
 pub struct SimCluster {
@@ -42,8 +52,8 @@ pub struct SimCluster {
     pub limits: Limits,
     /// Whether prompts share the KV of equal prefixes.
     pub prefix_caching: bool,
-    /// What KV is transferred over; every transfer has it to itself.
-    pub link: Link,
+    /// What KV is transferred over.
+    pub links: Links,
     /// Bytes of KV per token.
     pub kv_bytes_per_token: u64,
     /// What the policy predicts with; the truth when `None`.
@@ -51,10 +61,27 @@ pub struct SimCluster {
 }
 
 impl SimCluster {
+    /// The slowest link that a transfer between two of its workers may have to itself: what policies
+    /// believe of a network.
+    pub fn unloaded_link(&self) -> Link {
+        let network = match &self.links {
+            Links::Apart(link) => return *link,
+            Links::Shared(network) => network,
+        };
+        let index = |index: usize| WorkerId(index as u32);
+        let ends = |takes: fn(Role) -> bool| {
+            let fits = move |(_, worker): &(usize, &SimWorker)| takes(worker.role);
+            self.workers.iter().enumerate().filter(fits).map(move |(at, _)| index(at))
+        };
+        let pairs = ends(Role::takes_prompts).flat_map(|from| ends(Role::decodes).map(move |to| (from, to)));
+        let links = pairs.filter(|(from, to)| from != to).map(|(from, to)| network.unloaded(from, to));
+        links.min_by(|a, b| a.bandwidth.total_cmp(&b.bandwidth)).unwrap_or(Link::INSTANT)
+    }
+
     fn setup(&self, name_all: bool) -> Setup {
         let truth = || Belief {
             steps: self.workers.iter().map(|worker| Arc::clone(&worker.latency)).collect(),
-            link: self.link,
+            link: self.unloaded_link(),
             kv_bytes_per_token: self.kv_bytes_per_token,
         };
         let config = |worker: &SimWorker| WorkerConfig { role: worker.role, num_blocks: worker.num_blocks };
@@ -183,6 +210,10 @@ struct Driver<'a> {
     workers: Vec<Worker>,
     runs: Runs,
     transfers: BTreeSet<TransferId>,
+    /// The transfers of a shared network.
+    flows: Option<Flows>,
+    /// When the latest look at them is planned.
+    flows_at: Option<Time>,
     /// Per arrival: true output length, tokens produced.
     outputs: Vec<(u32, u32)>,
     over: u64,
@@ -270,6 +301,11 @@ impl<'a> Driver<'a> {
             workers: cluster.workers.iter().map(worker).collect(),
             runs: Runs(Arc::new(Mutex::new(vec![None; cluster.workers.len()]))),
             transfers: BTreeSet::new(),
+            flows: match &cluster.links {
+                Links::Apart(_) => None,
+                Links::Shared(network) => Some(Flows::new(network.clone())),
+            },
+            flows_at: None,
             outputs: Vec::new(),
             over: 0,
         }
@@ -292,6 +328,7 @@ impl<'a> Driver<'a> {
                     events.push(Event::Transferred { id })
                 }
                 Planned::TransferEnds { .. } => {}
+                Planned::Flows => self.flows_move(now, events),
                 Planned::TransferFails { id, quiesced } => events.push(Event::Failed { id, quiesced }),
                 Planned::Wake => events.push(Event::Wake),
                 Planned::Inject(injection) => self.inject(now, injection, events),
@@ -382,6 +419,7 @@ impl<'a> Driver<'a> {
             }
             Injection::FailTransfers { quiesced } => {
                 for id in std::mem::take(&mut self.transfers) {
+                    self.stop_flow(now, id);
                     events.push(Event::Failed { id, quiesced });
                 }
             }
@@ -400,15 +438,25 @@ impl<'a> Driver<'a> {
                     self.queue.push(run.end(), Planned::RunEnds { worker: id, version: worker.version });
                 }
             }
-            Action::Transfer { id, num_blocks, .. } => {
+            Action::Transfer { id, from, to, num_blocks, .. } => {
                 let tokens = u64::from(num_blocks) * u64::from(self.cluster.limits.block_tokens);
-                let duration = self.cluster.link.transfer(tokens * self.cluster.kv_bytes_per_token);
+                let bytes = tokens * self.cluster.kv_bytes_per_token;
                 self.transfers.insert(id);
-                self.queue.push(now + duration, Planned::TransferEnds { id });
+                match (&self.cluster.links, &mut self.flows) {
+                    (Links::Apart(link), _) => {
+                        self.queue.push(now + link.transfer(bytes), Planned::TransferEnds { id });
+                    }
+                    (Links::Shared(_), Some(flows)) => {
+                        flows.begin(now, id, from, to, bytes);
+                        self.plan_flows();
+                    }
+                    (Links::Shared(_), None) => unreachable!("a shared network has its flows"),
+                }
             }
             Action::Abort { id } => {
                 // One that has failed already confirms that its writer has stopped.
                 self.transfers.remove(&id);
+                self.stop_flow(now, id);
                 self.queue.push(now, Planned::TransferFails { id, quiesced: true });
             }
             Action::WakeAt(at) => self.queue.push(at, Planned::Wake),
@@ -418,6 +466,36 @@ impl<'a> Driver<'a> {
             }
             Action::SetRole { .. } => {}
         }
+    }
+
+    /// Looks again when a transfer ends or begins, unless that is planned.
+    fn plan_flows(&mut self) {
+        let next = self.flows.as_ref().and_then(Flows::next_at);
+        if let Some(at) = next.filter(|_| next != self.flows_at) {
+            self.queue.push(at, Planned::Flows);
+        }
+        self.flows_at = next;
+    }
+
+    fn stop_flow(&mut self, now: Time, id: TransferId) {
+        if let Some(flows) = &mut self.flows {
+            flows.abort(now, id);
+            self.plan_flows();
+        }
+    }
+
+    fn flows_move(&mut self, now: Time, events: &mut Vec<Event>) {
+        // One planned for shares that have changed since finds nothing.
+        if self.flows_at != Some(now) {
+            return;
+        }
+        let Some(flows) = &mut self.flows else { return };
+        for id in flows.take_ended(now) {
+            self.transfers.remove(&id);
+            events.push(Event::Transferred { id });
+        }
+        self.flows_at = None;
+        self.plan_flows();
     }
 
     fn start_run(&mut self, now: Time, id: WorkerId, seq: Seq, run: Run) {

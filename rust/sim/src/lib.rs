@@ -1,8 +1,9 @@
 //! The virtual-time driver of the kvrelay scheduler, and searches over it.
 
 mod driver;
+pub mod network;
 mod queue;
 mod run;
 pub mod search;
 
-pub use driver::{Injection, Options, SimCluster, SimError, SimWorker, Simulation, simulate};
+pub use driver::{Injection, Links, Options, SimCluster, SimError, SimWorker, Simulation, simulate};

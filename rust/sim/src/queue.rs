@@ -16,6 +16,8 @@ pub(crate) enum Planned {
     RunEnds { worker: WorkerId, version: u64 },
     /// A transfer ends.
     TransferEnds { id: TransferId },
+    /// A transfer over shared links ends, or its first byte leaves.
+    Flows,
     /// A transfer fails, its destination quiesced or not.
     TransferFails { id: TransferId, quiesced: bool },
     /// The scheduler asked to be woken.
