@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
-from typing import Any
 
 from kvrelay.describe import SLO, Cluster, uniform
 from kvrelay.errors import KvRelayError, PolicyError
-from kvrelay.policies import PolicyLike, name_of
+from kvrelay.policies import METHODS, PolicyLike, misspelt, name_of
 from kvrelay.simulation import simulate
 from kvrelay.workload import Workload
-
-METHODS = ("begin", "observe", "admit", "place", "accept", "batch", "rebalance")
 
 
 @dataclass(frozen=True)
@@ -42,9 +38,9 @@ def check_policy(policy: PolicyLike) -> PolicyReport:
     ('built in',)
     """
     methods = tuple(name for name in METHODS if callable(getattr(policy, name, None)))
-    misspelt = _misspelt(policy)
-    if misspelt:
-        raise PolicyError(f"{name_of(policy)}: {misspelt}")
+    wrong = "" if isinstance(policy, str) or callable(policy) else misspelt(policy)
+    if wrong:
+        raise PolicyError(f"{name_of(policy)}: {wrong}")
     if isinstance(policy, str) or hasattr(policy, "_core"):
         methods = ("built in",)
     elif not methods:
@@ -76,16 +72,3 @@ def check_policy(policy: PolicyLike) -> PolicyReport:
             )
         trials.append(topology)
     return PolicyReport(name_of(policy), methods, tuple(trials))
-
-
-def _misspelt(policy: Any) -> str | None:
-    """A method that looks like one of the contract but is not called so."""
-    if isinstance(policy, str) or callable(policy):
-        return None
-    for name in dir(type(policy)):
-        if name.startswith("_") or name in METHODS or not callable(getattr(policy, name)):
-            continue
-        for method in difflib.get_close_matches(name.lower(), METHODS, n=1, cutoff=0.8):
-            if not hasattr(policy, method):
-                return f"method {name!r} is never called; did you mean {method!r}?"
-    return None

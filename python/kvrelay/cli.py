@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from kvrelay import __version__
 from kvrelay.devices import devices
-from kvrelay.errors import KvRelayError
+from kvrelay.errors import ConfigError, KvRelayError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,4 +57,8 @@ def _devices(options: argparse.Namespace) -> None:
 def _demo(options: argparse.Namespace) -> None:
     from kvrelay import demo
 
-    demo.main(options.output, progress=options.progress)
+    try:
+        demo.main(options.output, progress=options.progress)
+    except ImportError as error:
+        # Without the extra for plots.
+        raise ConfigError(str(error)) from error

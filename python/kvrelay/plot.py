@@ -98,6 +98,7 @@ def latency_cdf(
     Raises:
         ValueError: If there is no such metric.
     """
+    _check_results(result)
     if metric not in _METRICS:
         raise ValueError(f"unknown metric {metric!r}; known: {', '.join(_METRICS)}")
     title, unit, scale = _METRICS[metric]
@@ -120,8 +121,18 @@ def latency_cdf(
     ax.set_xlim(left=0.0)
     ax.grid(alpha=0.3)
     if len(curves) > 1:
-        ax.legend(loc="lower right")
+        ax.legend(loc="best")
     return ax
+
+
+def _check_results(given: Any) -> None:
+    """Raises where something else than results is given, with what it is."""
+    for label, one in given.items() if isinstance(given, Mapping) else [("", given)]:
+        if not hasattr(one, "requests"):
+            named = f" {label!r}" if label else ""
+            raise TypeError(
+                f"result{named} is of type {type(one).__name__}; give a Result, or a mapping from labels to results"
+            )
 
 
 def _mark_objectives(ax: Axes, result: _Result | Mapping[str, _Result], metric: str, scale: float) -> None:
@@ -199,6 +210,7 @@ def timeline(result: _Result, ax: Axes | None = None, max_requests: int = 60) ->
     Raises:
         ValueError: If ``max_requests`` is below 1.
     """
+    _check_results(result)
     if max_requests < 1:
         raise ValueError(f"max_requests is {max_requests}; it must be at least 1")
     every = result.requests.sort_values("arrival", kind="stable")
@@ -220,7 +232,7 @@ def timeline(result: _Result, ax: Axes | None = None, max_requests: int = 60) ->
     if len(every) > len(requests):
         ax.set_title(f"the first {len(requests)} of {len(every):,} requests", loc="left")
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(ncols=3, loc="lower left", fontsize="small")
+        ax.legend(ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.12), fontsize="small", frameon=False)
     return ax
 
 
@@ -235,16 +247,18 @@ def _mark_misses(ax: Axes, requests: pd.DataFrame, rows: np.ndarray) -> None:
     ax.scatter(last[missed], rows[missed], marker="x", s=18, color=_MISS, label="missed", zorder=3)
 
 
-def goodput_bars(results: Mapping[str, _Result], ax: Axes | None = None) -> Axes:
+def goodput_bars(results: _Result | Mapping[str, _Result], ax: Axes | None = None) -> Axes:
     """Goodput of each result, with its attainment above the bar.
 
     Args:
-        results: Labels and results, drawn in this order.
+        results: A result, or labels and results, drawn in this order.
         ax: Where to draw.
 
     Raises:
         ValueError: If there are no results.
     """
+    _check_results(results)
+    results = results if isinstance(results, Mapping) else {"": results}
     if not results:
         raise ValueError("no results to draw")
     ax = _axes(ax, figsize=(max(4.0, 1.2 * len(results)), 4.0))

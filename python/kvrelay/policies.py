@@ -7,6 +7,8 @@ fall to what ``fcfs`` does on mixed workers and ``disaggregated`` on the others.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -198,8 +200,20 @@ BUILT_IN: dict[str, type[Fcfs | Chunked | Disaggregated | Goodput]] = {
 PolicyLike: TypeAlias = str | Policy | Fcfs | Chunked | Disaggregated | Goodput | Callable[..., Any] | object
 
 
+#: The contract: what each method is called with.
+METHODS: dict[str, tuple[str, ...]] = {
+    "begin": ("cluster", "rng"),
+    "observe": ("outcome",),
+    "admit": ("request", "cluster"),
+    "place": ("request", "cluster"),
+    "accept": ("request", "worker"),
+    "batch": ("worker",),
+    "rebalance": ("cluster",),
+}
+
+
 def resolve(policy: PolicyLike) -> Any:
-    """What the compiled core takes: a built-in, or the object itself."""
+    """What the compiled core takes: a built-in, or the object itself, once its methods can be called."""
     if isinstance(policy, str):
         if policy not in BUILT_IN:
             raise ConfigError(f"policy {policy!r}; built in are {', '.join(BUILT_IN)}", policy=policy)
@@ -208,7 +222,43 @@ def resolve(policy: PolicyLike) -> Any:
         return policy._core()
     if isinstance(policy, type):
         raise ConfigError(f"policy {policy.__name__} is a class: give an object of it, {policy.__name__}()")
+    methods = {name: getattr(policy, name) for name in METHODS if callable(getattr(policy, name, None))}
+    if not methods.keys() - {"begin", "observe"}:
+        if not callable(policy):
+            raise ConfigError(
+                f"{policy!r} is no policy: it has none of admit, place, accept, batch, rebalance and cannot be "
+                f"called{'; ' + misspelt(policy) if misspelt(policy) else ''}"
+            )
+        methods["place"] = policy
+    for name, method in methods.items():
+        _check_signature(name, method)
     return policy
+
+
+def misspelt(policy: Any) -> str:
+    """What is wrong with a method that looks like one of the contract but is not called so; or nothing."""
+    for name in dir(type(policy)):
+        if name.startswith("_") or name in METHODS or not callable(getattr(policy, name)):
+            continue
+        for method in difflib.get_close_matches(name.lower(), METHODS, n=1, cutoff=0.8):
+            if not hasattr(policy, method):
+                return f"method {name!r} is never called; did you mean {method!r}?"
+    return ""
+
+
+def _check_signature(name: str, method: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
+        # Some callables do not tell.
+        return
+    try:
+        signature.bind(*METHODS[name])
+    except TypeError as error:
+        wanted = ", ".join(METHODS[name])
+        raise ConfigError(
+            f"policy method {name}{signature} cannot be called as {name}({wanted}): {error}"
+        ) from error
 
 
 def name_of(policy: PolicyLike) -> str:

@@ -148,6 +148,8 @@ class Workload:
         ``rate``."""
         spec = _spec(slo_class, slo, priority, max_tokens)
         text("preset", name, WorkloadError)
+        if rate is not None:
+            rate = number("rate", rate, error=WorkloadError)
         return cls(_core.Workload.preset(name, rate, _count("num_requests", num_requests), spec, _seed(seed)))
 
     @classmethod

@@ -115,6 +115,15 @@ def test_a_cdf_marks_objectives(result: Result) -> None:
     assert not plot.latency_cdf(result).collections
 
 
+def test_what_is_no_result_is_refused(result: Result) -> None:
+    for draw in (plot.latency_cdf, plot.goodput_bars, plot.timeline):
+        with pytest.raises(TypeError, match="result is of type list; give a Result"):
+            draw([result])
+    with pytest.raises(TypeError, match="result 'x' is of type int"):
+        plot.goodput_bars({"x": 5})
+    assert len(plot.goodput_bars(result).patches) == 1
+
+
 def test_many_curves_stay_distinct(result: Result) -> None:
     ax = plot.latency_cdf({str(index): result for index in range(20)})
     styles = {(line.get_color(), line.get_linestyle()) for line in ax.get_lines()}

@@ -178,6 +178,17 @@ def test_an_answer_that_cannot_be_is_refused_with_its_value(policy, message):
         run(policy)
 
 
+def test_methods_that_cannot_be_called_as_they_are():
+    with pytest.raises(
+        kr.ConfigError, match=r"place\(request\) cannot be called as place\(request, cluster\)"
+    ):
+        run(lambda request: 0)
+    with pytest.raises(kr.ConfigError, match=r"batch\(\) cannot be called as batch\(worker\)"):
+        run(type("P", (), {"batch": lambda self: None})())
+    with pytest.raises(kr.ConfigError, match="'plaec' is never called; did you mean 'place'"):
+        run(type("P", (), {"plaec": lambda *_: 0})())
+
+
 def test_what_is_no_policy():
     with pytest.raises(kr.ConfigError, match="built in are fcfs"):
         run("fast")

@@ -135,7 +135,9 @@ pub const MEMORY_SHARE: f64 = 0.9;
 pub enum CapacityError {
     /// Weights leave no room for a single token.
     #[error(
-        "{model} needs {weight_bytes} bytes of weights on {tp} x {gpu}, of which {usable_bytes} bytes (0.9 of the memory) are usable: no room for KV; raise tp or take a larger GPU"
+        "{model} needs {:.1} GB of weights on {tp} x {gpu}, of which {:.1} GB (0.9 of the memory) are usable: no room for KV; raise tp or take a larger GPU",
+        *weight_bytes as f64 / 1e9,
+        *usable_bytes as f64 / 1e9
     )]
     NoRoom {
         /// The model.
