@@ -44,6 +44,7 @@ from kvrelay.errors import (
     WorkloadError,
 )
 from kvrelay.policies import Batch, Demote, Hold, Placement, Policy, Rebalance, Refuse
+from kvrelay.profile import Fidelity, LatencyTable, Profile, fidelity
 from kvrelay.result import Result
 from kvrelay.simulation import MaxGoodput, max_goodput, simulate
 from kvrelay.workload import Workload, presets
@@ -61,10 +62,12 @@ __all__ = [
     "Devices",
     "Engine",
     "EngineError",
+    "Fidelity",
     "ForkError",
     "Hold",
     "IntegrityError",
     "KvRelayError",
+    "LatencyTable",
     "Lengths",
     "Link",
     "MaxGoodput",
@@ -75,6 +78,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "PolicyReport",
+    "Profile",
     "Rebalance",
     "Refuse",
     "RequestError",
@@ -94,6 +98,7 @@ __all__ = [
     "devices",
     "empirical",
     "errors",
+    "fidelity",
     "gpus",
     "latencies",
     "lognormal",

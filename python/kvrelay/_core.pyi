@@ -26,13 +26,19 @@ class Cluster:
     """
     Workers of a topology, with their latency, KV capacity and link.
     """
-    def __new__(cls, /, topology: str, model: str, gpu: str, latency_name: str, tp: SupportsLenAndGetItem[SupportsIndex], link_name: str | None, link_bandwidth: SupportsFloat | SupportsIndex | None, link_latency: SupportsFloat | SupportsIndex, network: Incomplete | None, kv_tokens: SupportsIndex | None, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex | None, prefix_caching: bool) -> Cluster:
+    def __new__(cls, /, topology: str, model: str, gpu: str, latency_spec: str | LatencyTable | Any, tp: SupportsLenAndGetItem[SupportsIndex], link_name: str | None, link_bandwidth: SupportsFloat | SupportsIndex | None, link_latency: SupportsFloat | SupportsIndex, network: Incomplete | None, kv_tokens: SupportsIndex | None, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex | None, prefix_caching: bool) -> Cluster:
         """
         `tp` is per role: prefill, decode, mixed. `kv_tokens` replaces the capacity of every worker.
         """
     def decode_time(self, /, num_decode: SupportsIndex, context_tokens: SupportsIndex, role: str) -> float:
         """
         Seconds that a decode step takes on a worker of `role`.
+        """
+    @property
+    def farthest(self, /) -> tuple[int, int]:
+        """
+        The largest step that simulations asked the table for beyond what was measured: tokens, and
+        tokens of context; zero where none was.
         """
     @property
     def kv_tokens(self, /) -> list[int]:
@@ -43,6 +49,11 @@ class Cluster:
     def link_bandwidth(self, /) -> float:
         """
         Bytes per second that a KV transfer has at least, while it is alone.
+        """
+    @staticmethod
+    def measured(topology: str, table: LatencyTable, link: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex], kv_bytes_per_token: SupportsIndex, kv_blocks: SupportsIndex, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex, prefix_caching: bool) -> Cluster:
+        """
+        A cluster like an engine: every step by `table`, KV over a measured link.
         """
     @property
     def num_gpus(self, /) -> int:
@@ -121,6 +132,10 @@ class Engine:
         """
         Loads a model and starts its workers.
         """
+    def capacity(self, /) -> tuple[int, int]:
+        """
+        Bytes of KV that a token takes, and the longest prompt and output together, in tokens.
+        """
     def chat_ids(self, /, messages: SupportsGetItem[int, tuple[str, str]]) -> list[int]:
         """
         Token ids of a chat, given as (role, content) pairs, up to where the assistant answers.
@@ -194,6 +209,30 @@ class Handle:
     def next_async(self, /) -> Any:
         """
         The same as an awaitable, for any running event loop.
+        """
+
+@final
+class LatencyTable:
+    """
+    Step times read off measurements; `kvrelay.LatencyTable` wraps it.
+    """
+    def __new__(cls, /, nodes: SupportsGetItem[int, tuple[SupportsIndex, SupportsFloat | SupportsIndex]], per_row: SupportsFloat | SupportsIndex, per_square: SupportsFloat | SupportsIndex, per_context: SupportsFloat | SupportsIndex, most_context: SupportsIndex) -> LatencyTable:
+        """
+        Nodes as (tokens, milliseconds), and milliseconds per row, token² and token of context.
+        """
+    @staticmethod
+    def fit(steps: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]], seconds: SupportsGetItem[int, SupportsFloat | SupportsIndex]) -> LatencyTable:
+        """
+        Fits a table to steps and their seconds.
+        """
+    def predict(self, /, steps: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]]) -> list[float]:
+        """
+        Seconds that each step takes.
+        """
+    @property
+    def terms(self, /) -> tuple[list[tuple[int, float]], float, float, float, int]:
+        """
+        Nodes, and milliseconds per row, token² and token of context, and the most context measured.
         """
 
 @final

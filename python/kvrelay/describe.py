@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvrelay import _core
 from kvrelay.checks import MAX_TOKENS, MAX_U64, number, optional_whole, text, whole
 from kvrelay.errors import ConfigError, WorkloadError
+
+if TYPE_CHECKING:
+    from kvrelay.profile import LatencyTable, Profile
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,15 @@ class Network:
         )
 
 
+def _latency_spec(latency: Any) -> Any:
+    """What the compiled core takes: a name, a table, or a callable."""
+    if isinstance(latency, str) or callable(latency):
+        return latency
+    if hasattr(latency, "predict"):
+        return latency._core
+    raise ConfigError(f"latency is {latency!r}; it must be a name, a kvrelay.LatencyTable or a callable")
+
+
 def _link_spec(name: str, link: str | Link | None) -> tuple[str | None, float | None, float]:
     if isinstance(link, Link):
         return None, float(link.bandwidth), float(link.latency)
@@ -204,7 +216,10 @@ class Cluster:
     model, gpu
         By name: see :func:`kvrelay.models` and :func:`kvrelay.gpus`.
     latency
-        ``"roofline"``, or a published coefficient set: see :func:`kvrelay.latencies`.
+        ``"roofline"``, a published coefficient set (see :func:`kvrelay.latencies`), a
+        :class:`kvrelay.LatencyTable` of measured steps, or a callable that is given a step's
+        ``num_prefill, prefill_tokens, prefill_context, prefill_square, num_decode, decode_context`` and
+        answers its seconds (slow: it is asked for every single step).
     tp
         GPUs per worker: a number, or one per role such as ``{"prefill": 2, "decode": 1}``.
     link
@@ -233,7 +248,7 @@ class Cluster:
         *,
         model: str,
         gpu: str,
-        latency: str = "roofline",
+        latency: str | LatencyTable | Callable[..., float] = "roofline",
         tp: int | Mapping[str, int] = 1,
         link: str | Link | None = None,
         network: Network | None = None,
@@ -261,7 +276,7 @@ class Cluster:
             text("topology", topology),
             text("model", model),
             text("gpu", gpu),
-            text("latency", latency),
+            _latency_spec(latency),
             per_role,
             *_link_spec("link", link),
             None if network is None else network._spec(num_workers),
@@ -272,6 +287,20 @@ class Cluster:
             optional_whole("max_model_len", max_model_len, 1),
             bool(prefix_caching),
         )
+
+    @classmethod
+    def _measured(cls, topology: str, profile: Profile) -> Cluster:
+        """A cluster like a profiled engine."""
+        facts = profile.engine
+        self = cls.__new__(cls)
+        self.topology, self.model, self.gpu = topology, facts["model"], "this machine"
+        self.latency, self.tp, self.link, self.network = profile.table, 1, None, None
+        self._core = _core.Cluster.measured(
+            text("topology", topology), profile.table._core, (profile.bandwidth, profile.latency),
+            facts["kv_bytes_per_token"], facts["kv_blocks"], facts["block_tokens"], facts["max_batch"],
+            facts["max_prefill_tokens"], facts["max_model_len"], facts["prefix_caching"],
+        )  # fmt: skip
+        return self
 
     @property
     def num_gpus(self) -> int:

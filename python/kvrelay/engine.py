@@ -8,7 +8,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import pandas as pd
 
@@ -21,6 +21,9 @@ from kvrelay.policies import PolicyLike, name_of, resolve
 from kvrelay.result import Result
 from kvrelay.simulation import _bar
 from kvrelay.workload import Workload
+
+if TYPE_CHECKING:
+    from kvrelay.profile import Profile
 
 Prompt = str | Sequence[int]
 
@@ -194,6 +197,13 @@ class Engine:
         kv_tokens = optional_whole("kv_tokens", kv_tokens, block_tokens, MAX_U32 * block_tokens)
         self.topology = topology
         self.policy = policy
+        #: Limits on batches, as given.
+        self.limits = {
+            "block_tokens": block_tokens,
+            "max_batch": whole("max_batch", max_batch, 1),
+            "max_prefill_tokens": whole("max_prefill_tokens", max_prefill_tokens, 1),
+            "prefix_caching": bool(prefix_caching),
+        }
         if not isinstance(model, (str, os.PathLike)):
             raise ConfigError(f"model is {model!r}; it must be a name or a path", value=model)
         self.path = find_model(model)
@@ -208,10 +218,10 @@ class Engine:
             None if kv_tokens is None else kv_tokens // block_tokens,
             None,
             block_tokens,
-            whole("max_batch", max_batch, 1),
-            whole("max_prefill_tokens", max_prefill_tokens, 1),
+            self.limits["max_batch"],
+            self.limits["max_prefill_tokens"],
             optional_whole("max_model_len", max_model_len, 1),
-            bool(prefix_caching),
+            self.limits["prefix_caching"],
             whole("seed", seed, 0, MAX_U64),
         )
         # Also when the interpreter ends: a worker must not outlive what its policy needs.
@@ -310,6 +320,13 @@ class Engine:
             )
         title = f"{self.topology}, {name_of(used)}: {workload._core.description}"
         return Result(core, title=title, source="measured", num_gpus=len(self.workers))
+
+    def profile(self, *, seed: int = 0, progress: bool = True) -> Profile:
+        """Measures this engine's steps and transfers, and fits a latency model: see
+        :class:`kvrelay.Profile`. Takes about a minute of the demo model on two cores."""
+        from kvrelay.profile import measure
+
+        return measure(self, seed=seed, progress=progress)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, as :meth:`generate` makes them."""

@@ -7,6 +7,7 @@ use kvrelay_core::latency::hardware::{self, GpuSpec};
 use kvrelay_core::latency::models::{self, ModelSpec};
 use kvrelay_core::latency::profiles::{self, PROFILE_NAMES};
 use kvrelay_core::latency::roofline::{Efficiencies, Roofline};
+use kvrelay_core::latency::table::Table;
 use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::scheduler::{Belief, Limits};
 use kvrelay_core::time::Nanos;
@@ -15,15 +16,28 @@ use kvrelay_sim::{Links, SimCluster, SimWorker};
 use pyo3::prelude::*;
 
 use crate::error;
+use crate::latency::{Callable, LatencyTable, Raised};
 
 /// Workers of a topology, with their latency, KV capacity and link.
 #[pyclass(frozen, module = "kvrelay._core")]
 pub(crate) struct Cluster {
     pub(crate) topology: Topology,
-    model: ModelSpec,
-    gpu: GpuSpec,
+    /// What latency models by name are made from; `None` for a cluster that was measured.
+    hardware: Option<(ModelSpec, GpuSpec)>,
     tp: [u32; 3],
     pub(crate) sim: SimCluster,
+    /// What a latency model written in Python raised.
+    pub(crate) raised: Raised,
+    /// The table that steps are read off, if one is.
+    table: Option<Arc<Table>>,
+}
+
+/// A latency model as Python gives it: a name, a table, or a callable.
+#[derive(FromPyObject)]
+enum LatencySpec<'py> {
+    Name(String),
+    Table(Bound<'py, LatencyTable>),
+    Callable(Bound<'py, PyAny>),
 }
 
 /// A network, as Python gives it: the node of each worker, cards a node (one a worker when `None`),
@@ -175,13 +189,13 @@ fn link(
 impl Cluster {
     /// `tp` is per role: prefill, decode, mixed. `kv_tokens` replaces the capacity of every worker.
     #[new]
-    #[pyo3(signature = (topology, model, gpu, latency_name, tp, link_name, link_bandwidth, link_latency, network, kv_tokens, block_tokens, max_batch, max_prefill_tokens, max_model_len, prefix_caching))]
+    #[pyo3(signature = (topology, model, gpu, latency_spec, tp, link_name, link_bandwidth, link_latency, network, kv_tokens, block_tokens, max_batch, max_prefill_tokens, max_model_len, prefix_caching))]
     fn new(
         py: Python<'_>,
         topology: &str,
         model: &str,
         gpu: &str,
-        latency_name: &str,
+        latency_spec: LatencySpec<'_>,
         tp: [u32; 3],
         link_name: Option<&str>,
         link_bandwidth: Option<f64>,
@@ -208,14 +222,24 @@ impl Cluster {
         }
         let limits =
             Limits { block_tokens, max_batch, max_prefill_tokens, max_model_len, ..Limits::default() };
+        let raised = Raised::default();
         let mut workers = Vec::new();
         let mut total_blocks = 0;
         for role in topology.roles() {
             let tp = tp[role_index(role)];
-            let latency = latency(py, latency_name, &model, &gpu, tp)?;
+            let (latency, name) = match &latency_spec {
+                LatencySpec::Name(name) => (latency(py, name, &model, &gpu, tp)?, name.as_str()),
+                LatencySpec::Table(table) => {
+                    (Arc::clone(&table.get().0) as Arc<dyn LatencyModel>, "roofline")
+                }
+                LatencySpec::Callable(call) => {
+                    let model = Callable::new(call.clone().unbind(), Arc::clone(&raised));
+                    (Arc::new(model) as Arc<dyn LatencyModel>, "roofline")
+                }
+            };
             let tokens = match kv_tokens {
                 Some(tokens) => tokens,
-                None => capacity(py, latency_name, &model, &gpu, tp)?,
+                None => capacity(py, name, &model, &gpu, tp)?,
             };
             let num_blocks = u32::try_from(tokens / u64::from(block_tokens)).unwrap_or(u32::MAX - 1);
             total_blocks += u64::from(num_blocks);
@@ -248,7 +272,56 @@ impl Cluster {
             kv_bytes_per_token: model.kv_bytes_per_token(),
             belief: None,
         };
-        Ok(Cluster { topology, model, gpu, tp, sim })
+        let table = match &latency_spec {
+            LatencySpec::Table(table) => Some(Arc::clone(&table.get().0)),
+            _ => None,
+        };
+        Ok(Cluster { topology, hardware: Some((model, gpu)), tp, sim, raised, table })
+    }
+
+    /// A cluster like an engine: every step by `table`, KV over a measured link.
+    #[staticmethod]
+    fn measured(
+        py: Python<'_>,
+        topology: &str,
+        table: &LatencyTable,
+        link: (f64, f64),
+        kv_bytes_per_token: u64,
+        kv_blocks: u32,
+        block_tokens: u32,
+        max_batch: u32,
+        max_prefill_tokens: u32,
+        max_model_len: u32,
+        prefix_caching: bool,
+    ) -> PyResult<Cluster> {
+        let topology: Topology = topology.parse().map_err(|error| error::config(py, error))?;
+        let latency: Arc<dyn LatencyModel> = Arc::clone(&table.0) as Arc<dyn LatencyModel>;
+        let worker = |role| SimWorker { role, num_blocks: kv_blocks, latency: Arc::clone(&latency) };
+        let limits = Limits {
+            block_tokens,
+            max_batch,
+            max_prefill_tokens,
+            max_chunk_tokens: Some(max_prefill_tokens),
+            max_model_len: Some(max_model_len),
+            ..Limits::default()
+        };
+        let sim = SimCluster {
+            workers: topology.roles().into_iter().map(worker).collect(),
+            limits,
+            prefix_caching,
+            links: Links::Apart(Link { bandwidth: link.0, latency: Nanos::from_secs_f64(link.1) }),
+            kv_bytes_per_token,
+            belief: None,
+        };
+        let table = Some(Arc::clone(&table.0));
+        Ok(Cluster { topology, hardware: None, tp: [1; 3], sim, raised: Raised::default(), table })
+    }
+
+    /// The largest step that simulations asked the table for beyond what was measured: tokens, and
+    /// tokens of context; zero where none was.
+    #[getter]
+    fn farthest(&self) -> (u64, u64) {
+        self.table.as_ref().map_or((0, 0), |table| table.farthest())
     }
 
     /// The topology, as it is written.
@@ -300,7 +373,13 @@ impl Cluster {
 
     /// What the policy is to believe, by the name of a latency model.
     pub(crate) fn belief(&self, py: Python<'_>, name: &str) -> PyResult<Belief> {
-        let model = |role: Role| latency(py, name, &self.model, &self.gpu, self.tp[role_index(role)]);
+        let (spec, gpu) = self.hardware.as_ref().ok_or_else(|| {
+            error::config(
+                py,
+                format!("belief {name:?}: this cluster was measured, nothing else is known of it"),
+            )
+        })?;
+        let model = |role: Role| latency(py, name, spec, gpu, self.tp[role_index(role)]);
         Ok(Belief {
             steps: self.topology.roles().into_iter().map(model).collect::<PyResult<_>>()?,
             link: self.sim.unloaded_link(),

@@ -247,6 +247,12 @@ impl Engine {
             .collect())
     }
 
+    /// Bytes of KV that a token takes, and the longest prompt and output together, in tokens.
+    fn capacity(&self, py: Python<'_>) -> PyResult<(u64, u32)> {
+        let engine = self.open(py)?;
+        Ok((engine.belief().kv_bytes_per_token, engine.max_model_len()))
+    }
+
     /// Raises when the books of KV blocks do not balance.
     fn check_integrity(&self, py: Python<'_>) -> PyResult<()> {
         let engine = self.open(py)?;

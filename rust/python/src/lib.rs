@@ -6,6 +6,7 @@ mod devices;
 mod door;
 mod engine;
 mod error;
+mod latency;
 mod objectives;
 mod policy;
 mod result;
@@ -24,6 +25,8 @@ mod _core {
     use super::devices::{cpu, cuda};
     #[pymodule_export]
     use super::engine::{Engine, Handle, Piece};
+    #[pymodule_export]
+    use super::latency::LatencyTable;
     #[pymodule_export]
     use super::policy::BuiltIn;
     #[pymodule_export]

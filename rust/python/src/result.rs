@@ -131,6 +131,8 @@ impl Result {
         columns.set_item("steps", ints(|s| i64::from(s.steps)))?;
         columns.set_item("num_prefill", ints(|s| i64::from(s.shape.num_prefill)))?;
         columns.set_item("prefill_tokens", ints(|s| s.shape.prefill_tokens as i64))?;
+        columns.set_item("prefill_context", ints(|s| s.shape.prefill_context as i64))?;
+        columns.set_item("prefill_square", ints(|s| s.shape.prefill_square as i64))?;
         columns.set_item("num_decode", ints(|s| i64::from(s.shape.num_decode)))?;
         columns.set_item("decode_context", ints(|s| s.shape.decode_context as i64))?;
         columns.set_item("emitted", ints(|s| s.emitted as i64))?;

@@ -1,5 +1,7 @@
 //! Simulations, and the search over them.
 
+use std::sync::PoisonError;
+
 use kvrelay_core::time::Time;
 use kvrelay_sim::search::{Bisection, max_rate};
 use kvrelay_sim::{Options, SimError};
@@ -38,6 +40,9 @@ pub(crate) fn simulate(
     let mut source = workload.0.source();
     let mut doorkeeper = Doorkeeper::new(progress);
     let ended = py.detach(|| kvrelay_sim::simulate(&sim, &mut source, policy, &options, &mut doorkeeper));
+    if let Some(raised) = cluster.raised.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        return Err(raised);
+    }
     match (ended, doorkeeper.raised) {
         (Err(SimError::Interrupted), Some(raised)) => Err(raised),
         (Err(error), _) => Err(error::simulation(py, error)),

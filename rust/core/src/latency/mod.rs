@@ -6,11 +6,13 @@
 
 pub mod fitted;
 pub mod hardware;
+mod least_squares;
 pub mod linear;
 pub mod models;
 pub mod names;
 pub mod profiles;
 pub mod roofline;
+pub mod table;
 
 use crate::step::{StepShape, Stretch};
 use crate::time::{Nanos, Picos};
