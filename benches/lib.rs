@@ -50,6 +50,7 @@ pub fn cluster(topology: &str) -> SimCluster {
             ..Link::INSTANT
         }),
         kv_bytes_per_token: model.kv_bytes_per_token(),
+        neighbours: None,
         belief: None,
     }
 }

@@ -173,6 +173,7 @@ pub fn cluster(topology: &str, num_blocks: u32, latency: impl LatencyModel + 'st
         prefix_caching: true,
         links: Links::Apart(Link { bandwidth: 1e9, latency: Nanos(700) }),
         kv_bytes_per_token: 100,
+        neighbours: None,
         belief: None,
     }
 }

@@ -134,6 +134,7 @@ fn simdistserve_records_are_reproduced() {
             prefix_caching: false,
             links: Links::Apart(Link::INSTANT),
             kv_bytes_per_token: 0,
+            neighbours: None,
             belief: None,
         };
         let requests = run(&cluster, &mut Scheduled::new(arrivals), Box::new(Simdistserve::default()));
@@ -181,6 +182,7 @@ fn blog_cluster(topology: &str) -> SimCluster {
             ..Link::INSTANT
         }),
         kv_bytes_per_token: model("opt-13b").unwrap().kv_bytes_per_token(),
+        neighbours: None,
         belief: None,
     }
 }

@@ -270,6 +270,7 @@ impl Cluster {
             prefix_caching,
             links,
             kv_bytes_per_token: model.kv_bytes_per_token(),
+            neighbours: None,
             belief: None,
         };
         let table = match &latency_spec {
@@ -311,6 +312,7 @@ impl Cluster {
             prefix_caching,
             links: Links::Apart(Link { bandwidth: link.0, latency: Nanos::from_secs_f64(link.1) }),
             kv_bytes_per_token,
+            neighbours: None,
             belief: None,
         };
         let table = Some(Arc::clone(&table.0));

@@ -21,7 +21,7 @@ use kvrelay_core::watch::Watch;
 
 use crate::network::{Flows, Network};
 use crate::queue::{Planned, Queue};
-use crate::run::SimRun;
+use crate::run::{Asking, SimRun};
 
 /// A simulated worker.
 #[derive(Clone)]
@@ -43,6 +43,24 @@ pub enum Links {
     Shared(Network),
 }
 
+/// Workers that share a machine's memory or a device, and slow each other down while they compute.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Neighbours {
+    /// The machine of each worker.
+    pub machines: Vec<u32>,
+    /// How much longer a step with prompts takes for each other worker of its machine that computes: 0.5
+    /// is half as long again.
+    pub prefill: f64,
+    /// The same of a step that only decodes.
+    pub decode: f64,
+}
+
+impl Neighbours {
+    fn slowdown(&self, has_prefill: bool, others: u32) -> f64 {
+        1.0 + f64::from(others) * if has_prefill { self.prefill } else { self.decode }
+    }
+}
+
 /// A simulated cluster.
 #[derive(Clone)]
 pub struct SimCluster {
@@ -54,6 +72,8 @@ pub struct SimCluster {
     pub prefix_caching: bool,
     /// What KV is transferred over.
     pub links: Links,
+    /// Workers that share a machine and slow each other down; none when `None`.
+    pub neighbours: Option<Neighbours>,
     /// Bytes of KV per token.
     pub kv_bytes_per_token: u64,
     /// What the policy predicts with; the truth when `None`.
@@ -323,7 +343,7 @@ impl<'a> Driver<'a> {
     fn collect(&mut self, now: Time, events: &mut Vec<Event>) {
         while let Some(planned) = self.queue.pop_due(now) {
             match planned {
-                Planned::RunEnds { worker, version } => self.run_ends(worker, version, events),
+                Planned::RunEnds { worker, version } => self.run_ends(now, worker, version, events),
                 Planned::TransferEnds { id } if self.transfers.remove(&id) => {
                     events.push(Event::Transferred { id })
                 }
@@ -357,7 +377,7 @@ impl<'a> Driver<'a> {
         }));
     }
 
-    fn run_ends(&mut self, id: WorkerId, version: u64, events: &mut Vec<Event>) {
+    fn run_ends(&mut self, now: Time, id: WorkerId, version: u64, events: &mut Vec<Event>) {
         if self.workers[id.index()].version != version {
             return;
         }
@@ -365,6 +385,7 @@ impl<'a> Driver<'a> {
         let seq = run.seq;
         events.push(Event::Done(self.done(id, run)));
         events.push(Event::Ready { worker: id, seq });
+        self.neighbours_change(now, id);
     }
 
     /// What a run has yielded, now that it is over.
@@ -416,6 +437,7 @@ impl<'a> Driver<'a> {
                     self.outputs[row.request.0 as usize].1 += steps_delivered;
                 }
                 events.push(Event::WorkerDown { worker: id, steps_delivered });
+                self.neighbours_change(now, id);
             }
             Injection::FailTransfers { quiesced } => {
                 for id in std::mem::take(&mut self.transfers) {
@@ -506,12 +528,46 @@ impl<'a> Driver<'a> {
         };
         let decodes = rows.iter().filter(|row| row.decode).map(|row| left(row.request)).min();
         let steps = decodes.map_or(1, |decodes| decodes.min(run.repeat));
+        let others = self.busy_neighbours(id);
+        let has_prefill = rows.iter().any(|row| !row.decode);
+        let neighbours = self.cluster.neighbours.as_ref();
+        let slowdown = neighbours.map_or(1.0, |neighbours| neighbours.slowdown(has_prefill, others));
         let worker = &mut self.workers[id.index()];
-        let latency = worker.latency.as_ref();
-        let planned =
-            SimRun::plan(seq, rows, steps, latency, &mut worker.clock, now, self.options.single_steps);
+        let asking = Asking { model: worker.latency.as_ref(), single_steps: self.options.single_steps };
+        let planned = SimRun::plan(seq, rows, steps, asking, slowdown, worker.clock.start(now));
         worker.version += 1;
         self.queue.push(planned.end(), Planned::RunEnds { worker: id, version: worker.version });
         self.runs.lock()[id.index()] = Some(planned);
+        self.neighbours_change(now, id);
+    }
+
+    /// Other workers of the machine of `id` that compute.
+    fn busy_neighbours(&self, id: WorkerId) -> u32 {
+        let Some(neighbours) = &self.cluster.neighbours else { return 0 };
+        let runs = self.runs.lock();
+        let machine = neighbours.machines[id.index()];
+        let same = |index: &usize| *index != id.index() && neighbours.machines[*index] == machine;
+        (0..runs.len()).filter(same).filter(|index| runs[*index].is_some()).count() as u32
+    }
+
+    /// A worker has begun or ended a run: those beside it are slower or faster from now on.
+    fn neighbours_change(&mut self, now: Time, id: WorkerId) {
+        let cluster = self.cluster;
+        let Some(neighbours) = &cluster.neighbours else { return };
+        let machine = neighbours.machines[id.index()];
+        for index in (0..self.workers.len()).filter(|index| *index != id.index()) {
+            if neighbours.machines[index] != machine {
+                continue;
+            }
+            let other = WorkerId(index as u32);
+            let others = self.busy_neighbours(other);
+            let mut runs = self.runs.lock();
+            let Some(run) = runs[index].as_mut() else { continue };
+            let worker = &mut self.workers[index];
+            let asking = Asking { model: worker.latency.as_ref(), single_steps: self.options.single_steps };
+            run.slow_down(now, neighbours.slowdown(run.has_prefill(), others), asking);
+            worker.version += 1;
+            self.queue.push(run.end(), Planned::RunEnds { worker: other, version: worker.version });
+        }
     }
 }

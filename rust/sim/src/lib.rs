@@ -6,4 +6,6 @@ mod queue;
 mod run;
 pub mod search;
 
-pub use driver::{Injection, Links, Options, SimCluster, SimError, SimWorker, Simulation, simulate};
+pub use driver::{
+    Injection, Links, Neighbours, Options, SimCluster, SimError, SimWorker, Simulation, simulate,
+};

@@ -14,6 +14,45 @@ pub(crate) struct SimRun {
     pub(crate) stretches: Vec<Stretch>,
     /// When it started, exactly.
     start: Picos,
+    /// How much longer its steps take than alone.
+    slowdown: f64,
+}
+
+/// How steps are asked of a latency model.
+#[derive(Clone, Copy)]
+pub(crate) struct Asking<'a> {
+    pub(crate) model: &'a dyn LatencyModel,
+    /// For every step alone: the plain twin of the closed form.
+    pub(crate) single_steps: bool,
+}
+
+impl Asking<'_> {
+    /// `steps` repetitions of `shape`, each `slowdown` times as long as alone.
+    fn stretches(&self, mut shape: StepShape, mut steps: u32, slowdown: f64) -> Vec<Stretch> {
+        let mut stretches = Vec::new();
+        while steps > 0 {
+            let most = if self.single_steps { 1 } else { steps };
+            let mut stretch = self.model.stretch(&shape, most);
+            stretch.steps = stretch.steps.clamp(1, most);
+            steps -= stretch.steps;
+            shape = shape.after(u64::from(stretch.steps));
+            stretches.push(scaled(stretch, slowdown));
+        }
+        stretches
+    }
+}
+
+/// The stretch with every step `by` times as long; up to a picosecond a step, which alone no step is
+/// off.
+fn scaled(stretch: Stretch, by: f64) -> Stretch {
+    if by == 1.0 {
+        return stretch;
+    }
+    Stretch {
+        first: Picos((stretch.first.0 as f64 * by).round() as u64),
+        delta: (stretch.delta as f64 * by).round() as i64,
+        ..stretch
+    }
 }
 
 /// The event time of an exact instant.
@@ -22,29 +61,51 @@ fn event_time(exact: Picos) -> Time {
 }
 
 impl SimRun {
-    /// Plans `steps` repetitions of `rows`. `single_steps` asks the model for every step alone:
-    /// the plain twin of the closed form.
+    /// Plans `steps` repetitions of `rows`.
     pub(crate) fn plan(
         seq: Seq,
         rows: Arc<[Row]>,
         steps: u32,
-        model: &dyn LatencyModel,
-        clock: &mut PicoClock,
-        now: Time,
-        single_steps: bool,
+        asking: Asking<'_>,
+        slowdown: f64,
+        start: Picos,
     ) -> SimRun {
-        let mut shape = StepShape::of(&rows);
-        let mut stretches = Vec::new();
-        let mut left = steps;
-        while left > 0 {
-            let most = if single_steps { 1 } else { left };
-            let mut stretch = model.stretch(&shape, most);
-            stretch.steps = stretch.steps.clamp(1, most);
-            left -= stretch.steps;
-            shape = shape.after(u64::from(stretch.steps));
-            stretches.push(stretch);
+        let stretches = asking.stretches(StepShape::of(&rows), steps, slowdown);
+        SimRun { seq, rows, stretches, start, slowdown }
+    }
+
+    /// Whether it computes prompts.
+    pub(crate) fn has_prefill(&self) -> bool {
+        self.rows.iter().any(|row| !row.decode)
+    }
+
+    /// From `now` on every step takes `slowdown` times as long as alone; of the one in progress, what
+    /// is left.
+    pub(crate) fn slow_down(&mut self, now: Time, slowdown: f64, asking: Asking<'_>) {
+        let (done, at) = self.steps_done(now);
+        let steps = self.steps();
+        if slowdown == self.slowdown || done == steps {
+            return;
         }
-        SimRun { seq, rows, stretches, start: clock.start(now) }
+        let current = self.step(done);
+        self.truncate(done);
+        let elapsed = Picos((now.0 * 1_000).saturating_sub(at.0)).0.min(current.0);
+        let left = ((current.0 - elapsed) as f64 * slowdown / self.slowdown).round() as u64;
+        self.stretches.push(Stretch::single(Picos(elapsed + left)));
+        let shape = StepShape::of(&self.rows).after(u64::from(done) + 1);
+        self.stretches.extend(asking.stretches(shape, steps - done - 1, slowdown));
+        self.slowdown = slowdown;
+    }
+
+    /// Duration of step `index`, from 0.
+    fn step(&self, mut index: u32) -> Picos {
+        for stretch in &self.stretches {
+            if index < stretch.steps {
+                return stretch.step(index);
+            }
+            index -= stretch.steps;
+        }
+        Picos::ZERO
     }
 
     pub(crate) fn steps(&self) -> u32 {
