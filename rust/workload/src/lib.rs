@@ -7,6 +7,7 @@
 pub mod arrivals;
 pub mod error;
 pub mod lengths;
+pub mod intensity;
 pub mod preset;
 pub mod record;
 pub mod trace;

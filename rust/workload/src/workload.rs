@@ -9,6 +9,7 @@ use crate::arrivals::{Process, arrival_times, checked_time};
 use crate::error::{MAX_TOKENS, WorkloadError, positive};
 use crate::lengths::LengthPair;
 use crate::preset::Preset;
+use crate::intensity::{Extent, Intensity, varying_arrival_times};
 use crate::record::{Class, Record};
 use crate::trace::{self, Format, TraceOptions};
 
@@ -54,7 +55,7 @@ impl Workload {
             Process::Fixed => "evenly spaced".to_owned(),
         };
         let description = format!("{} requests, {law} at {rate} req/s, {}", what.num_requests, what.lengths);
-        let records = made_up(&times, what);
+        let records = made_up(&times, &what.lengths, what.seed);
         Workload::assemble(records, vec![what.class.clone()], description, what.seed)
     }
 
@@ -62,6 +63,22 @@ impl Workload {
     ///
     /// # Errors
     /// As [`Workload::synthetic`].
+    /// Requests that arrive at a rate which changes.
+    ///
+    /// # Errors
+    /// [`WorkloadError`], when the rates or the extent are out of range, or no request arrives.
+    pub fn varying(
+        intensity: Intensity,
+        extent: Extent,
+        lengths: &LengthPair,
+        class: Class,
+        seed: u64,
+    ) -> Result<Workload, WorkloadError> {
+        let times = varying_arrival_times(intensity, extent, seed)?;
+        let description = format!("{} requests, {intensity}, {lengths}", times.len());
+        Workload::assemble(made_up(&times, lengths, seed), vec![class], description, seed)
+    }
+
     pub fn poisson(rate: f64, what: &Synthetic) -> Result<Workload, WorkloadError> {
         Workload::synthetic(Process::Poisson, rate, what)
     }
@@ -277,9 +294,9 @@ impl Workload {
 }
 
 /// Records with drawn lengths at `times`.
-fn made_up(times: &[Time], what: &Synthetic) -> Vec<Record> {
+pub(crate) fn made_up(times: &[Time], lengths: &LengthPair, seed: u64) -> Vec<Record> {
     let record = |(index, at): (usize, &Time)| {
-        let (prompt_tokens, output_tokens) = what.lengths.draw(what.seed, index as u64);
+        let (prompt_tokens, output_tokens) = lengths.draw(seed, index as u64);
         Record { at: *at, prompt_tokens, output_tokens, ..Record::default() }
     };
     times.iter().enumerate().map(record).collect()
@@ -322,6 +339,61 @@ impl Workload {
         let limits = class_limits(lengths, &classes);
         let mut cut = 0;
         let arrival = |record: Record| {
+/// The id of `class` among the merged `classes`, which it joins unless one just like it is there.
+fn merged_class(classes: &mut Vec<Class>, class: &Class) -> ClassId {
+    let mut name = class.name.clone();
+    for number in 2.. {
+        match classes.iter().position(|known| known.name == name) {
+            Some(index) if Class { name: class.name.clone(), ..classes[index].clone() } == *class => {
+                return ClassId(index as u16);
+            }
+            Some(_) => name = format!("{}-{number}", class.name),
+            None => break,
+        }
+    }
+    classes.push(Class { name, ..class.clone() });
+    ClassId((classes.len() - 1) as u16)
+}
+
+impl Workload {
+    /// Checks everything, sorts, and settles what classes leave open.
+    fn assemble(
+        mut records: Vec<Record>,
+        classes: Vec<Class>,
+        description: String,
+        seed: u64,
+    ) -> Result<Workload, WorkloadError> {
+        check(&records, &classes)?;
+        let mut warnings = Vec::new();
+        let late = records.windows(2).filter(|pair| pair[1].at < pair[0].at).count();
+        if late > 0 {
+            records.sort_by_key(|record| record.at);
+            warnings.push(format!("{late} records came before the one preceding them: sorted by time"));
+        }
+        let lengths = records
+            .iter()
+            .map(|record| (record.class, record.output_tokens.min(record.max_tokens.unwrap_or(u32::MAX))));
+        let limits = class_limits(lengths, &classes);
+        let mut cut = 0;
+        let arrival = |record: Record| {
+/// Gives the requests of a trace without times, or the sessions, Poisson arrivals.
+fn start_at_rate(trace: &mut trace::Trace, rate: f64, seed: u64) -> Result<(), WorkloadError> {
+    let begins = |turns: &[Turn], index: usize| turns.get(index).is_none_or(|turn| turn.number == 0);
+    let num_starts = (0..trace.records.len()).filter(|index| begins(&trace.turns, *index)).count();
+    let mut starts = arrival_times(Process::Poisson, rate, num_starts, seed)?.into_iter();
+    let mut at = Time::ZERO;
+    for index in 0..trace.records.len() {
+        if begins(&trace.turns, index) {
+            at = starts.next().expect("as many starts as were counted");
+        }
+        trace.records[index].at = at;
+        if let Some(turn) = trace.turns.get_mut(index) {
+            turn.earliest = at;
+        }
+    }
+    Ok(())
+}
+
             let class_index = usize::from(record.class.0);
             let class = &classes[class_index];
             let max_tokens = record.max_tokens.unwrap_or(limits[class_index]);
