@@ -1,4 +1,4 @@
-"""Workloads: arrivals in time order, made up, recorded or given."""
+"""Workloads: requests made up, recorded or given, at times of their own or in closed loops."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from kvrelay.describe import SLO, Lengths, _lengths_spec
 from kvrelay.errors import WorkloadError
 
 ClassSpec = tuple[str, SLO | None, int, int | None]
+LengthSpec = int | tuple[str, list[float]]
+PairSpec = tuple[LengthSpec, LengthSpec, float | None]
 
 
 class Workload:
@@ -61,7 +63,7 @@ class Workload:
             Rank correlation between prompt and output lengths.
         """
         return cls._synthetic(
-            "poisson", rate, None, num_requests, prompt_tokens, output_tokens, spearman,
+            "poisson", rate, None, num_requests, _pair(prompt_tokens, output_tokens, spearman),
             _spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
 
@@ -84,7 +86,7 @@ class Workload:
         """Requests with gamma-distributed gaps of coefficient of variation ``cv``: 1 is Poisson, more
         is burstier. The rest as in :meth:`poisson`."""
         return cls._synthetic(
-            "gamma", rate, cv, num_requests, prompt_tokens, output_tokens, spearman,
+            "gamma", rate, cv, num_requests, _pair(prompt_tokens, output_tokens, spearman),
             _spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
 
@@ -105,7 +107,7 @@ class Workload:
     ) -> Workload:
         """Evenly spaced requests. The rest as in :meth:`poisson`."""
         return cls._synthetic(
-            "fixed", rate, None, num_requests, prompt_tokens, output_tokens, spearman,
+            "fixed", rate, None, num_requests, _pair(prompt_tokens, output_tokens, spearman),
             _spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
 
@@ -116,19 +118,274 @@ class Workload:
         rate: float,
         cv: float | None,
         num_requests: int,
-        prompt_tokens: int | Lengths,
-        output_tokens: int | Lengths,
-        spearman: float | None,
+        lengths: PairSpec,
         spec: ClassSpec,
         seed: int,
     ) -> Workload:
-        rate = number("rate", rate, error=WorkloadError)
-        return cls(
-            _core.Workload.synthetic(
-                process, rate, cv, _count("num_requests", num_requests), _lengths_spec(prompt_tokens),
-                _lengths_spec(output_tokens), spearman, spec, _seed(seed),
-            )
+        rate = _number("rate", rate)
+        num_requests = _count("num_requests", num_requests)
+        return cls(_core.Workload.synthetic(process, rate, cv, num_requests, lengths, spec, _seed(seed)))
+
+    @classmethod
+    def ramp(
+        cls,
+        rate_from: float,
+        rate_to: float,
+        *,
+        prompt_tokens: int | Lengths,
+        output_tokens: int | Lengths,
+        num_requests: int | None = None,
+        duration: float | None = None,
+        slo: SLO | None = None,
+        seed: int = 0,
+        slo_class: str = "default",
+        priority: int = 0,
+        max_tokens: int | None = None,
+        spearman: float | None = None,
+    ) -> Workload:
+        """Poisson arrivals at a rate that rises or falls on a straight line: what a system holds out,
+        found in one run.
+
+        Arrivals of a changing rate are those of a unit Poisson process taken back through the rate's
+        integral, exactly. The rate begins at time 0; the first request comes when the process says so.
+
+        Parameters
+        ----------
+        rate_from, rate_to
+            Requests per second at the start and at the end, at least 0 and not both 0.
+        num_requests
+            Exactly so many; the ramp lasts as long as its mean rate takes for them.
+        duration
+            Or so many seconds, with as many requests as chance has it.
+
+        Raises
+        ------
+        :class:`kvrelay.WorkloadError`, naming the parameter, when one is out of range, or not one of
+        ``num_requests`` and ``duration`` is given. The other parameters are as in :meth:`poisson`.
+
+        >>> rising = Workload.ramp(1.0, 9.0, num_requests=500, prompt_tokens=512, output_tokens=64)
+        >>> len(rising), 99 < rising.to_frame()["arrival"].max() < 100
+        (500, True)
+        """
+        rates = {"rate_from": rate_from, "rate_to": rate_to}
+        return cls._varying(
+            "ramp", rates, num_requests, duration, _pair(prompt_tokens, output_tokens, spearman),
+            _spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
+
+    @classmethod
+    def sinusoid(
+        cls,
+        rate: float,
+        amplitude: float,
+        period: float,
+        *,
+        prompt_tokens: int | Lengths,
+        output_tokens: int | Lengths,
+        num_requests: int | None = None,
+        duration: float | None = None,
+        slo: SLO | None = None,
+        seed: int = 0,
+        slo_class: str = "default",
+        priority: int = 0,
+        max_tokens: int | None = None,
+        spearman: float | None = None,
+    ) -> Workload:
+        """Poisson arrivals at ``rate + amplitude · sin(2π · t / period)``: a day's tides.
+
+        Parameters
+        ----------
+        rate, amplitude
+            Requests per second; the amplitude is between 0 and the rate.
+        period
+            Seconds of a whole wave.
+        num_requests, duration
+            Where it ends: after so many requests, or after so many seconds. One of the two.
+
+        The rest, and what is raised, as in :meth:`ramp`.
+        """
+        rates = {"rate": rate, "amplitude": amplitude, "period": period}
+        return cls._varying(
+            "sinusoid", rates, num_requests, duration, _pair(prompt_tokens, output_tokens, spearman),
+            _spec(slo_class, slo, priority, max_tokens), seed,
+        )  # fmt: skip
+
+    @classmethod
+    def on_off(
+        cls,
+        rate_on: float,
+        rate_off: float,
+        mean_on: float,
+        mean_off: float,
+        *,
+        prompt_tokens: int | Lengths,
+        output_tokens: int | Lengths,
+        num_requests: int | None = None,
+        duration: float | None = None,
+        slo: SLO | None = None,
+        seed: int = 0,
+        slo_class: str = "default",
+        priority: int = 0,
+        max_tokens: int | None = None,
+        spearman: float | None = None,
+    ) -> Workload:
+        """Bursts: Poisson arrivals at one of two rates in turn, ``rate_on`` first, each for an
+        exponentially distributed time (a Markov-modulated Poisson process of two states).
+
+        Parameters
+        ----------
+        rate_on, rate_off
+            Requests per second in a burst (above 0) and between bursts (at least 0).
+        mean_on, mean_off
+            Mean length of bursts and of the times between them, in seconds.
+        num_requests, duration
+            Where it ends: after so many requests, or after so many seconds. One of the two.
+
+        The rest, and what is raised, as in :meth:`ramp`.
+        """
+        rates = {"rate_on": rate_on, "rate_off": rate_off, "mean_on": mean_on, "mean_off": mean_off}
+        return cls._varying(
+            "on_off", rates, num_requests, duration, _pair(prompt_tokens, output_tokens, spearman),
+            _spec(slo_class, slo, priority, max_tokens), seed,
+        )  # fmt: skip
+
+    @classmethod
+    def _varying(
+        cls,
+        law: str,
+        rates: dict[str, float],
+        num_requests: int | None,
+        duration: float | None,
+        lengths: PairSpec,
+        spec: ClassSpec,
+        seed: int,
+    ) -> Workload:
+        if (num_requests is None) == (duration is None):
+            raise WorkloadError(
+                f"num_requests is {num_requests!r} and duration is {duration!r}; give one of the two"
+            )
+        if num_requests is not None:
+            num_requests = _count("num_requests", num_requests)
+        else:
+            duration = _number("duration", duration)
+        parameters = [_number(name, value) for name, value in rates.items()]
+        return cls(
+            _core.Workload.varying(law, parameters, num_requests, duration, lengths, spec, _seed(seed))
+        )
+
+    @classmethod
+    def closed_loop(
+        cls,
+        concurrency: int,
+        num_requests: int,
+        prompt_tokens: int | Lengths,
+        output_tokens: int | Lengths,
+        slo: SLO | None = None,
+        *,
+        think_time: float = 0.0,
+        think_cv: float = 0.0,
+        seed: int = 0,
+        slo_class: str = "default",
+        priority: int = 0,
+        max_tokens: int | None = None,
+        spearman: float | None = None,
+    ) -> Workload:
+        """Requests of ``concurrency`` users, each of whom sends the next one when the last is over:
+        never more than ``concurrency`` are live, however slow the system.
+
+        When a request arrives depends on the run, so such a workload has no rate, and
+        :meth:`at_rate` and :meth:`merge` refuse it. A slow system is asked for less, which flatters
+        it: compare systems under arrivals of their own, such as :meth:`poisson`.
+
+        Parameters
+        ----------
+        concurrency
+            Users. All of them begin at 0.
+        num_requests
+            Requests of all users together.
+        think_time
+            Seconds between the end of a request, whichever way it ended, and the user's next one.
+        think_cv
+            Coefficient of variation of gamma-distributed think times: 0 is always ``think_time``, 1
+            exponential.
+
+        Raises
+        ------
+        :class:`kvrelay.WorkloadError`, naming the parameter, when one is out of range. The other
+        parameters are as in :meth:`poisson`.
+
+        >>> Workload.closed_loop(8, 100, prompt_tokens=512, output_tokens=64, think_time=1.5)
+        Workload(100 requests of 8 users, think time 1.5 s, prompts 512, outputs 64)
+        """
+        return cls(
+            _core.Workload.closed_loop(
+                whole("concurrency", concurrency, 1, MAX_U32, WorkloadError),
+                _count("num_requests", num_requests),
+                _think(think_time, think_cv),
+                _pair(prompt_tokens, output_tokens, spearman),
+                _spec(slo_class, slo, priority, max_tokens),
+                _seed(seed),
+            )
+        )
+
+    @classmethod
+    def sessions(
+        cls,
+        num_sessions: int,
+        rate: float,
+        turns: int | Lengths,
+        user_tokens: int | Lengths,
+        output_tokens: int | Lengths,
+        slo: SLO | None = None,
+        *,
+        think_time: float = 0.0,
+        think_cv: float = 0.0,
+        seed: int = 0,
+        slo_class: str = "default",
+        priority: int = 0,
+        max_tokens: int | None = None,
+        spearman: float | None = None,
+    ) -> Workload:
+        """Conversations: a turn comes when the one before it is over and the user has thought, and its
+        prompt is the whole conversation so far and ``user_tokens`` new ones.
+
+        Where prefixes are cached a turn reuses the KV of the prompt before it, not of the answer: of
+        that no driver keeps the KV under a name that a later prompt would have. A closed loop, like
+        :meth:`closed_loop`: no rate of requests, no :meth:`at_rate`, no :meth:`merge`.
+
+        Parameters
+        ----------
+        num_sessions
+            Conversations.
+        rate
+            New ones per second; they begin by a Poisson process, the first at 0.
+        turns
+            How many turns one has: a number, or a law such as :func:`kvrelay.uniform`.
+        user_tokens, output_tokens
+            What a turn adds to the conversation: a number of tokens, or a law.
+        think_time, think_cv
+            As in :meth:`closed_loop`.
+
+        Raises
+        ------
+        :class:`kvrelay.WorkloadError`, naming the parameter, when one is out of range or a
+        conversation grows beyond 2**24 tokens. The other parameters are as in :meth:`poisson`.
+
+        >>> chats = Workload.sessions(10, 2.0, turns=3, user_tokens=100, output_tokens=50)
+        >>> chats.to_frame()["prompt_tokens"].head(4).tolist()
+        [100, 250, 400, 100]
+        """
+        return cls(
+            _core.Workload.sessions(
+                whole("num_sessions", num_sessions, 1, MAX_U32, WorkloadError),
+                _number("rate", rate),
+                _lengths_spec(turns, "turns"),
+                _think(think_time, think_cv),
+                _pair(user_tokens, output_tokens, spearman, "user_tokens"),
+                _spec(slo_class, slo, priority, max_tokens),
+                _seed(seed),
+            )
+        )
 
     @classmethod
     def preset(
@@ -190,7 +447,7 @@ class Workload:
         if slot is not None:
             slot = number("slot", slot, 0.0, WorkloadError)
         if rate is not None:
-            rate = number("rate", rate, error=WorkloadError)
+            rate = _number("rate", rate)
         for name, value in (("format", format), ("unit", unit)):
             if value is not None:
                 text(name, value, WorkloadError)
@@ -259,15 +516,17 @@ class Workload:
 
     @classmethod
     def merge(cls, *workloads: Workload) -> Workload:
-        """All workloads at once, from one start; classes that are alike become one."""
+        """All workloads at once, from one start; classes that are alike become one. Closed loops, whose
+        arrivals are not known beforehand, are refused."""
         for index, workload in enumerate(workloads):
             if not isinstance(workload, Workload):
                 raise WorkloadError(f"workloads[{index}] is {workload!r}; merge(a, b, …) takes workloads")
         return cls(_core.Workload.merge([workload._core for workload in workloads]))
 
     def at_rate(self, rate: float) -> Workload:
-        """The same arrivals, rescaled to ``rate`` requests per second."""
-        return Workload(self._core.at_rate(number("rate", rate, error=WorkloadError)))
+        """The same arrivals, rescaled to ``rate`` requests per second. A closed loop has no rate to
+        change, and is refused."""
+        return Workload(self._core.at_rate(_number("rate", rate)))
 
     def scaled_lengths(self, divide: int) -> Workload:
         """The same arrivals with all lengths divided by ``divide``, rounded, at least 1."""
@@ -275,8 +534,13 @@ class Workload:
 
     @property
     def rate(self) -> float | None:
-        """Arrivals per second; ``None`` when all arrive at one instant."""
+        """Arrivals per second; ``None`` when all arrive at one instant, and for a closed loop."""
         return self._core.rate
+
+    @property
+    def is_closed_loop(self) -> bool:
+        """Whether arrivals wait for completions, so that only a run tells when they come."""
+        return self._core.is_closed_loop
 
     @property
     def seed(self) -> int:
@@ -289,8 +553,8 @@ class Workload:
         return {name: slo if slo != SLO() else None for name, slo, _ in self._core.classes}
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a request: arrival (s), prompt_tokens, output_tokens, max_tokens, slo_class,
-        priority."""
+        """One row a request: arrival (s; missing where it waits for a completion), prompt_tokens,
+        output_tokens, max_tokens, slo_class, priority; of sessions also session and turn, from 0."""
         frame = pd.DataFrame(self._core.columns())
         names = pd.Series([name for name, _, _ in self._core.classes], dtype="string")
         frame["slo_class"] = names.take(frame["slo_class"]).to_numpy()
@@ -328,6 +592,20 @@ def _spec(name: Any, slo: Any, priority: Any, max_tokens: Any) -> ClassSpec:
         max_tokens = whole("max_tokens", max_tokens, 1, MAX_TOKENS, WorkloadError)
     priority = whole("priority", priority, -(2**31), 2**31 - 1, WorkloadError)
     return text("slo_class", name, WorkloadError), slo, priority, max_tokens
+
+
+def _pair(prompt: Any, output: Any, spearman: Any, prompt_name: str = "prompt_tokens") -> PairSpec:
+    if spearman is not None:
+        spearman = _number("spearman", spearman)
+    return _lengths_spec(prompt, prompt_name), _lengths_spec(output, "output_tokens"), spearman
+
+
+def _think(mean: Any, cv: Any) -> tuple[float, float]:
+    return number("think_time", mean, 0.0, WorkloadError), number("think_cv", cv, 0.0, WorkloadError)
+
+
+def _number(name: str, value: Any) -> float:
+    return number(name, value, error=WorkloadError)
 
 
 def _count(name: str, value: Any) -> int:

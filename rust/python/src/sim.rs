@@ -37,7 +37,7 @@ pub(crate) fn simulate(
         Options { seed, oracle, single_steps, until: until.map(Time::from_secs_f64), ..Options::default() };
     let mut source = workload.0.source();
     let mut doorkeeper = Doorkeeper::new(progress);
-    let ended = py.detach(|| kvrelay_sim::simulate(&sim, &mut source, policy, &options, &mut doorkeeper));
+    let ended = py.detach(|| kvrelay_sim::simulate(&sim, &mut *source, policy, &options, &mut doorkeeper));
     match (ended, doorkeeper.raised) {
         (Err(SimError::Interrupted), Some(raised)) => Err(raised),
         (Err(error), _) => Err(error::simulation(py, error)),

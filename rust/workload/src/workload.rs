@@ -1,22 +1,25 @@
-//! Workloads: arrivals in time order, with their classes.
+//! Workloads: arrivals with their classes, and what makes them come.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use kvrelay_core::request::{Arrival, ClassId, PromptContent, Scheduled};
+use kvrelay_core::request::{Arrival, ClassId, PromptContent, Scheduled, Source};
 use kvrelay_core::time::{Nanos, Time};
 
 use crate::arrivals::{Process, arrival_times, checked_time};
+use crate::closed::{Pace, Turn, TurnSource, UserSource};
 use crate::error::{MAX_TOKENS, WorkloadError, positive};
+use crate::intensity::{Extent, Intensity, varying_arrival_times};
 use crate::lengths::LengthPair;
 use crate::preset::Preset;
-use crate::intensity::{Extent, Intensity, varying_arrival_times};
 use crate::record::{Class, Record};
 use crate::trace::{self, Format, TraceOptions};
 
-/// A list of arrivals in time order.
+/// A list of arrivals.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// The arrivals; at least one.
+    /// The arrivals; at least one, in time order. Where one waits for a completion its time is only
+    /// the earliest that it could come: see [`Workload::waits`].
     pub arrivals: Vec<Arrival>,
     /// Names of the classes, by [`ClassId`]; no two alike.
     pub class_names: Vec<String>,
@@ -27,6 +30,7 @@ pub struct Workload {
     /// What was noticed and put right, or may surprise.
     pub warnings: Vec<String>,
     classes: Vec<Class>,
+    pace: Pace,
 }
 
 /// What made-up workloads have in common, apart from their arrivals.
@@ -59,10 +63,6 @@ impl Workload {
         Workload::assemble(records, vec![what.class.clone()], description, what.seed)
     }
 
-    /// Requests with exponential gaps.
-    ///
-    /// # Errors
-    /// As [`Workload::synthetic`].
     /// Requests that arrive at a rate which changes.
     ///
     /// # Errors
@@ -79,6 +79,10 @@ impl Workload {
         Workload::assemble(made_up(&times, lengths, seed), vec![class], description, seed)
     }
 
+    /// Requests with exponential gaps.
+    ///
+    /// # Errors
+    /// As [`Workload::synthetic`].
     pub fn poisson(rate: f64, what: &Synthetic) -> Result<Workload, WorkloadError> {
         Workload::synthetic(Process::Poisson, rate, what)
     }
@@ -166,8 +170,11 @@ impl Workload {
     /// apart by a number.
     ///
     /// # Errors
-    /// When there is nothing to merge.
+    /// When there is nothing to merge, or one of them is a closed loop.
     pub fn merge(workloads: &[Workload]) -> Result<Workload, WorkloadError> {
+        for (index, workload) in workloads.iter().enumerate() {
+            workload.needs_a_clock(&format!("workloads[{index}]"), "so it cannot be merged")?;
+        }
         let mut classes: Vec<Class> = Vec::new();
         let mut records = Vec::new();
         for workload in workloads {
@@ -188,9 +195,11 @@ impl Workload {
     /// `rate`.
     ///
     /// # Errors
-    /// When `rate` is out of range, or all requests arrive at one instant.
+    /// When `rate` is out of range, all requests arrive at one instant, or it is a closed loop.
     pub fn at_rate(&self, rate: f64) -> Result<Workload, WorkloadError> {
         positive("rate", rate)?;
+        let problem = format!("so they have no rate to set to {rate} req/s; change what it is made of");
+        self.needs_a_clock("the workload", &problem)?;
         let seconds = self.span().as_secs_f64();
         if self.span() == Nanos::ZERO {
             return Err(WorkloadError::NoRate { num_requests: self.arrivals.len(), seconds });
@@ -246,10 +255,10 @@ impl Workload {
     }
 
     /// Requests per second: the number of gaps over the time from first to last arrival. `None` when
-    /// that time is zero.
+    /// that time is zero, and for a closed loop.
     pub fn rate(&self) -> Option<f64> {
         let seconds = self.span().as_secs_f64();
-        (seconds > 0.0).then(|| (self.arrivals.len() - 1) as f64 / seconds)
+        (seconds > 0.0 && !self.is_closed_loop()).then(|| (self.arrivals.len() - 1) as f64 / seconds)
     }
 
     /// From first to last arrival.
@@ -265,13 +274,42 @@ impl Workload {
         &self.classes
     }
 
+    /// Whether arrivals wait for completions.
+    pub fn is_closed_loop(&self) -> bool {
+        !matches!(self.pace, Pace::Clock)
+    }
+
+    /// Whether the `index`-th arrival waits for a completion, so that when it comes is not known.
+    pub fn waits(&self, index: usize) -> bool {
+        match &self.pace {
+            Pace::Clock => false,
+            Pace::Users { concurrency, .. } => index >= *concurrency,
+            Pace::Turns(turns) => turns[index].number > 0,
+        }
+    }
+
+    /// Where arrivals are the turns of sessions: which.
+    pub fn turns(&self) -> Option<&[Turn]> {
+        match &self.pace {
+            Pace::Turns(turns) => Some(turns),
+            _ => None,
+        }
+    }
+
     /// Its arrivals as a source for a driver.
-    pub fn source(&self) -> Scheduled {
-        Scheduled::new(self.arrivals.clone())
+    pub fn source(&self) -> Box<dyn Source + Send> {
+        let arrivals = self.arrivals.clone();
+        match &self.pace {
+            Pace::Clock => Box::new(Scheduled::new(arrivals)),
+            Pace::Users { concurrency, think } => {
+                Box::new(UserSource::new(arrivals, *concurrency, *think, self.seed))
+            }
+            Pace::Turns(turns) => Box::new(TurnSource::new(arrivals, Arc::clone(turns))),
+        }
     }
 
     /// Its arrivals as records: [`Workload::from_records`] with [`Workload::classes`] makes the same
-    /// workload of them.
+    /// workload of them, unless it is a closed loop.
     pub fn records(&self) -> Vec<Record> {
         let lengths = self.arrivals.iter().map(|arrival| (arrival.class, arrival.output_tokens));
         let limits = class_limits(lengths, &self.classes);
@@ -319,8 +357,21 @@ fn merged_class(classes: &mut Vec<Class>, class: &Class) -> ClassId {
 }
 
 impl Workload {
+    /// The same arrivals, come as `pace` has it.
+    pub(crate) fn paced(self, pace: Pace) -> Workload {
+        Workload { pace, ..self }
+    }
+
+    fn needs_a_clock(&self, what: &str, problem: &str) -> Result<(), WorkloadError> {
+        if !self.is_closed_loop() {
+            return Ok(());
+        }
+        let description = self.description.clone();
+        Err(WorkloadError::ClosedLoop { what: what.to_owned(), description, problem: problem.to_owned() })
+    }
+
     /// Checks everything, sorts, and settles what classes leave open.
-    fn assemble(
+    pub(crate) fn assemble(
         mut records: Vec<Record>,
         classes: Vec<Class>,
         description: String,
@@ -339,61 +390,6 @@ impl Workload {
         let limits = class_limits(lengths, &classes);
         let mut cut = 0;
         let arrival = |record: Record| {
-/// The id of `class` among the merged `classes`, which it joins unless one just like it is there.
-fn merged_class(classes: &mut Vec<Class>, class: &Class) -> ClassId {
-    let mut name = class.name.clone();
-    for number in 2.. {
-        match classes.iter().position(|known| known.name == name) {
-            Some(index) if Class { name: class.name.clone(), ..classes[index].clone() } == *class => {
-                return ClassId(index as u16);
-            }
-            Some(_) => name = format!("{}-{number}", class.name),
-            None => break,
-        }
-    }
-    classes.push(Class { name, ..class.clone() });
-    ClassId((classes.len() - 1) as u16)
-}
-
-impl Workload {
-    /// Checks everything, sorts, and settles what classes leave open.
-    fn assemble(
-        mut records: Vec<Record>,
-        classes: Vec<Class>,
-        description: String,
-        seed: u64,
-    ) -> Result<Workload, WorkloadError> {
-        check(&records, &classes)?;
-        let mut warnings = Vec::new();
-        let late = records.windows(2).filter(|pair| pair[1].at < pair[0].at).count();
-        if late > 0 {
-            records.sort_by_key(|record| record.at);
-            warnings.push(format!("{late} records came before the one preceding them: sorted by time"));
-        }
-        let lengths = records
-            .iter()
-            .map(|record| (record.class, record.output_tokens.min(record.max_tokens.unwrap_or(u32::MAX))));
-        let limits = class_limits(lengths, &classes);
-        let mut cut = 0;
-        let arrival = |record: Record| {
-/// Gives the requests of a trace without times, or the sessions, Poisson arrivals.
-fn start_at_rate(trace: &mut trace::Trace, rate: f64, seed: u64) -> Result<(), WorkloadError> {
-    let begins = |turns: &[Turn], index: usize| turns.get(index).is_none_or(|turn| turn.number == 0);
-    let num_starts = (0..trace.records.len()).filter(|index| begins(&trace.turns, *index)).count();
-    let mut starts = arrival_times(Process::Poisson, rate, num_starts, seed)?.into_iter();
-    let mut at = Time::ZERO;
-    for index in 0..trace.records.len() {
-        if begins(&trace.turns, index) {
-            at = starts.next().expect("as many starts as were counted");
-        }
-        trace.records[index].at = at;
-        if let Some(turn) = trace.turns.get_mut(index) {
-            turn.earliest = at;
-        }
-    }
-    Ok(())
-}
-
             let class_index = usize::from(record.class.0);
             let class = &classes[class_index];
             let max_tokens = record.max_tokens.unwrap_or(limits[class_index]);
@@ -414,7 +410,7 @@ fn start_at_rate(trace: &mut trace::Trace, rate: f64, seed: u64) -> Result<(), W
             warnings.push(format!("{cut} outputs are longer than max_tokens: cut there"));
         }
         let class_names = classes.iter().map(|class| class.name.clone()).collect();
-        Ok(Workload { arrivals, class_names, description, seed, warnings, classes })
+        Ok(Workload { arrivals, class_names, description, seed, warnings, classes, pace: Pace::Clock })
     }
 }
 
