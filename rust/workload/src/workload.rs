@@ -13,7 +13,7 @@ use crate::intensity::{Extent, Intensity, varying_arrival_times};
 use crate::lengths::LengthPair;
 use crate::preset::Preset;
 use crate::record::{Class, Record};
-use crate::trace::{self, Format, TraceOptions};
+use crate::trace::{self, TraceOptions};
 
 /// A list of arrivals.
 #[derive(Clone, Debug)]
@@ -117,8 +117,8 @@ impl Workload {
 
     /// The requests of the trace at `path`, all of `class`.
     ///
-    /// With a `rate`, arrivals are rescaled to it; a list of lengths needs one, and gets Poisson
-    /// arrivals of `seed`.
+    /// With a `rate`, arrivals are rescaled to it; requests or sessions without times need one, and get
+    /// Poisson arrivals of `seed`.
     ///
     /// # Errors
     /// [`WorkloadError`], when the trace cannot be read or the rate is out of range.
@@ -130,22 +130,21 @@ impl Workload {
         seed: u64,
     ) -> Result<Workload, WorkloadError> {
         let mut trace = trace::read(path, options)?;
-        let timed = trace.format != Format::Lengths;
-        if !timed {
-            let columns = "num_prefill_tokens, num_decode_tokens".to_owned();
+        if !trace.timed {
+            let columns = trace.format.columns().join(", ");
             let needed = || trace::TraceError::RateNeeded { file: trace.file.clone(), columns };
             let rate = rate.ok_or_else(needed)?;
-            let times = arrival_times(Process::Poisson, rate, trace.records.len(), seed)?;
-            for (record, at) in trace.records.iter_mut().zip(times) {
-                record.at = at;
-            }
+            start_at_rate(&mut trace, rate, seed)?;
         }
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
         let description = format!("{} requests of {name} ({})", trace.records.len(), trace.format.name());
         let mut workload = Workload::assemble(trace.records, vec![class], description, seed)?;
         workload.warnings.splice(0..0, trace.warnings);
+        if !trace.turns.is_empty() {
+            workload = workload.paced(Pace::Turns(trace.turns.into()));
+        }
         match rate {
-            Some(rate) if timed => workload.at_rate(rate),
+            Some(rate) if trace.timed => workload.at_rate(rate),
             _ => Ok(workload),
         }
     }
@@ -338,6 +337,24 @@ pub(crate) fn made_up(times: &[Time], lengths: &LengthPair, seed: u64) -> Vec<Re
         Record { at: *at, prompt_tokens, output_tokens, ..Record::default() }
     };
     times.iter().enumerate().map(record).collect()
+}
+
+/// Gives the requests of a trace without times, or the sessions, Poisson arrivals.
+fn start_at_rate(trace: &mut trace::Trace, rate: f64, seed: u64) -> Result<(), WorkloadError> {
+    let begins = |turns: &[Turn], index: usize| turns.get(index).is_none_or(|turn| turn.number == 0);
+    let num_starts = (0..trace.records.len()).filter(|index| begins(&trace.turns, *index)).count();
+    let mut starts = arrival_times(Process::Poisson, rate, num_starts, seed)?.into_iter();
+    let mut at = Time::ZERO;
+    for index in 0..trace.records.len() {
+        if begins(&trace.turns, index) {
+            at = starts.next().expect("as many starts as were counted");
+        }
+        trace.records[index].at = at;
+        if let Some(turn) = trace.turns.get_mut(index) {
+            turn.earliest = at;
+        }
+    }
+    Ok(())
 }
 
 /// The id of `class` among the merged `classes`, which it joins unless one just like it is there.
