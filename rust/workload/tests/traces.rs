@@ -381,6 +381,9 @@ fn aiperf_rows_may_have_ids_texts_or_whole_conversations() {
     assert_eq!(trace.records[2].prompt_tokens, 600);
     assert!(matches!(&trace.records[2].content, PromptContent::HashIds { ids, .. } if ids[..] == [9, 10]));
 
+    let short = parsed(&shared.replace("[7, 18446744073709551615]", "[7]"));
+    assert_eq!(short.warnings, ["1 row has more or fewer hash ids than its prompt has blocks"]);
+
     let texts = "{\"text_input\": \"What is the capital of France?\", \"output_length\": 20}\n{\"input_length\": 3, \"output_length\": 1}\n";
     let trace = parsed(texts);
     assert_eq!((trace.format, trace.timed, trace.records[0].prompt_tokens), (Format::AiPerf, false, 8));
@@ -397,7 +400,7 @@ fn aiperf_rows_may_have_ids_texts_or_whole_conversations() {
             AIPERF.replace(", \"timestamp\": 500.5", ""),
             "trace, line 2: timestamp is missing; it must be there:",
         ),
-        (AIPERF.replace("2000", "-1"), "trace, line 3: delay is -1; it must be an arrival in ms, at least 0"),
+        (AIPERF.replace("2000", "-1"), "trace, line 3: delay is -1; it must be a pause in ms, at least 0"),
         (
             AIPERF.replace("3}", "0.5}"),
             "trace, line 1: priority is 0.5; it must be a whole number of 32 bits",

@@ -92,13 +92,16 @@ pub(super) fn read<'a>(
         Some(Nanos::ZERO) => return Err(TraceError::SlotZero),
         Some(_) if has_sessions => return Err(TraceError::SlotOfSessions { file: file.to_owned() }),
         Some(slot) => spread(&mut trace.records, slot),
+        None if timed && !has_sessions => check::coarse_clock(&mut trace, layout),
         None => {}
     }
+    check::hash_ids(&mut trace);
     Ok(trace)
 }
 
 fn said(row: &Row<'_>, layout: &Layout, unit: TimeUnit, num_texts: &mut usize) -> Result<Said, TraceError> {
-    let time = |field: &str| row.given(field).map(|_| row.nanos(field, unit)).transpose();
+    let timestamp = row.given("timestamp").map(|_| row.nanos("timestamp", unit)).transpose()?;
+    let delay = row.given("delay").map(|_| row.pause("delay", unit)).transpose()?;
     let text = row.given("text_input").filter(|_| row.given(layout.prompt).is_none());
     let input_tokens = match text {
         None => row.tokens(layout.prompt)?,
@@ -111,8 +114,8 @@ fn said(row: &Row<'_>, layout: &Layout, unit: TimeUnit, num_texts: &mut usize) -
     let whole_context = row.given("context_mode").is_some() && row.string("context_mode")? == WHOLE_CONTEXT;
     Ok(Said {
         line: row.line,
-        timestamp: time("timestamp")?,
-        delay: time("delay")?.unwrap_or(0),
+        timestamp,
+        delay: delay.unwrap_or(0),
         input_tokens,
         output_tokens: row.tokens(layout.output)?,
         hash_ids: row.given("hash_ids").map(|_| row.ids("hash_ids")).transpose()?,

@@ -146,7 +146,16 @@ impl<'a> Row<'a> {
 
     /// An arrival in nanoseconds, of a number in `unit`.
     pub(super) fn nanos(&self, field: &str, unit: TimeUnit) -> Result<i128, TraceError> {
-        let expected = format!("an arrival in {}, at least 0", unit.name());
+        self.time(field, unit, "an arrival")
+    }
+
+    /// A pause in nanoseconds, of a number in `unit`.
+    pub(super) fn pause(&self, field: &str, unit: TimeUnit) -> Result<i128, TraceError> {
+        self.time(field, unit, "a pause")
+    }
+
+    fn time(&self, field: &str, unit: TimeUnit, what: &str) -> Result<i128, TraceError> {
+        let expected = format!("{what} in {}, at least 0", unit.name());
         let text = self.scalar(field, &expected)?;
         let nanos = Decimal::parse(&text).and_then(|decimal| decimal.scaled(unit.nanos()));
         nanos.filter(|nanos| *nanos >= 0).ok_or_else(|| self.error(field, quoted(&text), expected))
