@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any
+
+import pandas as pd
 
 from kvrelay import _core
 from kvrelay.checks import MAX_TOKENS, MAX_U64, number, optional_whole, text, whole
 from kvrelay.errors import ConfigError, WorkloadError
+from kvrelay.objectives import PUBLISHED
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,30 @@ class SLO:
         if self.token_deadlines and (self.ttft is None or self.tpot is None):
             raise ConfigError("token_deadlines needs both ttft and tpot")
 
+    @classmethod
+    def preset(cls, name: str) -> SLO:
+        """The published objectives called ``name``: see :func:`kvrelay.slo_presets`.
+
+        ``"chat"``, ``"code"`` and ``"summarization"`` are those of table 1 of DistServe (Zhong et al.,
+        OSDI'24), names that begin with ``mlperf-`` the server limits of MLPerf Inference.
+
+        Raises
+        ------
+        :class:`kvrelay.ConfigError`, with the names there are, when there is none of this name.
+
+        >>> SLO.preset("chat"), SLO.preset("mlperf-llama2-70b-interactive")
+        (SLO(ttft=0.25, tpot=0.1), SLO(ttft=0.45, tpot=0.04))
+        """
+        text("SLO preset", name)
+        wanted = "-".join(name.lower().replace("_", "-").split())
+        if wanted not in PUBLISHED:
+            near = get_close_matches(wanted, PUBLISHED, n=len(PUBLISHED), cutoff=0.0)
+            raise ConfigError(
+                f"unknown SLO preset {name!r}; known, nearest first: {', '.join(near)}", value=name
+            )
+        found = PUBLISHED[wanted]
+        return cls(ttft=found.ttft, tpot=found.tpot)
+
     def __repr__(self) -> str:
         given = [
             f"{name}={getattr(self, name)}"
@@ -63,6 +91,18 @@ class SLO:
         if self.token_deadlines:
             given.append("token_deadlines=True")
         return f"SLO({', '.join(given)})"
+
+
+def slo_presets() -> pd.DataFrame:
+    """The published objectives that :meth:`SLO.preset` knows, by name: ``ttft`` and ``tpot`` in seconds,
+    the ``share`` of requests that the source asks to meet them, and the ``source``.
+
+    >>> slo_presets().loc["summarization", ["ttft", "tpot", "share"]].tolist()
+    [15.0, 0.15, 0.9]
+    """
+    return pd.DataFrame.from_dict(
+        {name: published._asdict() for name, published in PUBLISHED.items()}, orient="index"
+    ).rename_axis("name")
 
 
 @dataclass(frozen=True)
