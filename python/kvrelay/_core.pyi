@@ -493,7 +493,7 @@ class WorkerView:
 @final
 class Workload:
     """
-    Arrivals in time order, with their SLO classes.
+    Arrivals, with their SLO classes.
     """
     def __len__(self, /) -> int: ...
     def at_rate(self, /, rate: SupportsFloat | SupportsIndex) -> Workload:
@@ -505,10 +505,15 @@ class Workload:
         """
         Per class: name, SLO, priority.
         """
+    @staticmethod
+    def closed_loop(concurrency: SupportsIndex, num_requests: SupportsIndex, think: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex], lengths: tuple[SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsFloat | SupportsIndex | None], class_spec: tuple[str, Any | None, SupportsIndex, SupportsIndex | None], seed: SupportsIndex) -> Workload:
+        """
+        Requests of so many clients, each with one at a time; `think` is (mean seconds, cv).
+        """
     def columns(self, /) -> dict:
         """
-        Columns of equal length: arrival (s), prompt_tokens, output_tokens, max_tokens, slo_class
-        (an index), priority.
+        Columns of equal length: arrival (s; NaN where it waits for a completion), prompt_tokens,
+        output_tokens, max_tokens, slo_class (an index), priority; of sessions also session and turn.
         """
     @property
     def description(self, /) -> str:
@@ -525,6 +530,11 @@ class Workload:
         """
         The requests of a trace file.
         """
+    @property
+    def is_closed_loop(self, /) -> bool:
+        """
+        Whether arrivals wait for completions.
+        """
     @staticmethod
     def merge(workloads: SupportsGetItem[int, Workload]) -> Workload:
         """
@@ -538,7 +548,7 @@ class Workload:
     @property
     def rate(self, /) -> float | None:
         """
-        Arrivals per second; `None` when all arrive at once.
+        Arrivals per second; `None` when all arrive at once, and for a closed loop.
         """
     def scaled_lengths(self, /, divide: SupportsIndex) -> Workload:
         """
@@ -549,15 +559,26 @@ class Workload:
         """
         The seed of everything made up in it.
         """
+    @staticmethod
+    def sessions(num_sessions: SupportsIndex, rate: SupportsFloat | SupportsIndex, turns: SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], think: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex], lengths: tuple[SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsFloat | SupportsIndex | None], class_spec: tuple[str, Any | None, SupportsIndex, SupportsIndex | None], seed: SupportsIndex) -> Workload:
+        """
+        Conversations of several turns; `lengths` is what a turn adds.
+        """
     @property
     def span(self, /) -> float:
         """
         From first to last arrival, in seconds.
         """
     @staticmethod
-    def synthetic(process: str, rate: SupportsFloat | SupportsIndex, cv: SupportsFloat | SupportsIndex | None, num_requests: SupportsIndex, prompt: SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], output: SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], spearman: SupportsFloat | SupportsIndex | None, class_spec: tuple[str, Any | None, SupportsIndex, SupportsIndex | None], seed: SupportsIndex) -> Workload:
+    def synthetic(process: str, rate: SupportsFloat | SupportsIndex, cv: SupportsFloat | SupportsIndex | None, num_requests: SupportsIndex, lengths: tuple[SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsFloat | SupportsIndex | None], class_spec: tuple[str, Any | None, SupportsIndex, SupportsIndex | None], seed: SupportsIndex) -> Workload:
         """
         Requests that arrive by a process: `"poisson"`, `"gamma"` (with `cv`) or `"fixed"`.
+        """
+    @staticmethod
+    def varying(law: str, parameters: SupportsGetItem[int, SupportsFloat | SupportsIndex], num_requests: SupportsIndex | None, duration: SupportsFloat | SupportsIndex | None, lengths: tuple[SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsFloat | SupportsIndex | None], class_spec: tuple[str, Any | None, SupportsIndex, SupportsIndex | None], seed: SupportsIndex) -> Workload:
+        """
+        Requests at a rate that changes: `"ramp"` (from, to), `"sinusoid"` (rate, amplitude, period) or
+        `"on_off"` (rates, then mean times), until so many requests or so many seconds.
         """
     @property
     def warnings(self, /) -> list[str]:

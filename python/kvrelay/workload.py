@@ -164,8 +164,8 @@ class Workload:
         ``num_requests`` and ``duration`` is given. The other parameters are as in :meth:`poisson`.
 
         >>> rising = Workload.ramp(1.0, 9.0, num_requests=500, prompt_tokens=512, output_tokens=64)
-        >>> len(rising), 99 < rising.to_frame()["arrival"].max() < 100
-        (500, True)
+        >>> len(rising), round(rising.to_frame()["arrival"].max())
+        (500, 100)
         """
         rates = {"rate_from": rate_from, "rate_to": rate_to}
         return cls._varying(
@@ -425,21 +425,31 @@ class Workload:
         priority: int = 0,
         max_tokens: int | None = None,
     ) -> Workload:
-        """The requests of a trace file, its first arrival at 0.
+        """The requests of a trace file, its first arrival at 0; packed with gzip or not.
+
+        Known are Mooncake, AIPerf's form of it, Qwen-Bailian, LLMServingSim (JSON lines), Azure of 2023
+        and 2024, BurstGPT, Vidur, splitwise-sim and lists of lengths (CSV). Where AIPerf's rows belong
+        to sessions the workload is a closed loop: a row comes its ``delay`` after the one before it is
+        over, with the conversation so far as its prompt.
 
         Parameters
         ----------
         limit
-            Only the first so many requests.
+            Only the first so many requests; of sessions, one session after the other.
         rate
-            Rescale the arrivals to this rate.
+            Rescale the arrivals to this rate, in requests per second; rows without times need it, and
+            then come (sessions: begin) by a Poisson process.
         format
-            Recognised by content if not given: Mooncake, Azure, Vidur, ….
+            Recognised by content if not given: ``"mooncake"``, ``"aiperf"``, ``"azure"``, ….
         unit
             Unit of the arrivals (``"s"``, ``"ms"``, ``"us"``, ``"ns"``) if not the format's own.
         slot
             Spread arrivals that were rounded down to multiples of so many seconds evenly over them
             (Mooncake's conversation trace: 3).
+
+        Raises
+        ------
+        :class:`kvrelay.WorkloadError`, with the file and, where a row is wrong, its line, field and value.
         """
         spec = _spec(slo_class, slo, priority, max_tokens)
         if limit is not None:
