@@ -150,17 +150,6 @@ def empirical(quantiles: Any) -> Lengths:
     return Lengths("empirical", tuple(float(value) for value in quantiles))
 
 
-def _lengths_spec(value: int | Lengths, name: str) -> int | tuple[str, list[float]]:
-    if isinstance(value, Lengths):
-        return value._spec()
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise WorkloadError(
-            f"{name} is {value!r}; it must be a whole number or a law such as kr.lognormal(700, 900)",
-            value=value,
-        )
-    return whole(name, value, 1, MAX_TOKENS, WorkloadError)
-
-
 @dataclass(frozen=True)
 class Link:
     """What KV is transferred over: bytes per second in one direction, and seconds before the first.

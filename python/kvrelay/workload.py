@@ -11,13 +11,21 @@ from typing import Any
 import pandas as pd
 
 from kvrelay import _core
-from kvrelay.checks import MAX_TOKENS, MAX_U32, MAX_U64, number, text, whole
-from kvrelay.describe import SLO, Lengths, _lengths_spec
+from kvrelay.checks import MAX_U32, MAX_U64, number, text, whole
+from kvrelay.describe import SLO, Lengths
 from kvrelay.errors import WorkloadError
-
-ClassSpec = tuple[str, SLO | None, int, int | None]
-LengthSpec = int | tuple[str, list[float]]
-PairSpec = tuple[LengthSpec, LengthSpec, float | None]
+from kvrelay.specs import (
+    ClassSpec,
+    PairSpec,
+    checked_seed,
+    class_spec,
+    count,
+    lengths_spec,
+    pair_spec,
+    real,
+    record_rows,
+    think_spec,
+)
 
 
 class Workload:
@@ -63,8 +71,8 @@ class Workload:
             Rank correlation between prompt and output lengths.
         """
         return cls._synthetic(
-            "poisson", rate, None, num_requests, _pair(prompt_tokens, output_tokens, spearman),
-            _spec(slo_class, slo, priority, max_tokens), seed,
+            "poisson", rate, None, num_requests, pair_spec(prompt_tokens, output_tokens, spearman),
+            class_spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
 
     @classmethod
@@ -86,8 +94,8 @@ class Workload:
         """Requests with gamma-distributed gaps of coefficient of variation ``cv``: 1 is Poisson, more
         is burstier. The rest as in :meth:`poisson`."""
         return cls._synthetic(
-            "gamma", rate, cv, num_requests, _pair(prompt_tokens, output_tokens, spearman),
-            _spec(slo_class, slo, priority, max_tokens), seed,
+            "gamma", rate, cv, num_requests, pair_spec(prompt_tokens, output_tokens, spearman),
+            class_spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
 
     @classmethod
@@ -107,8 +115,8 @@ class Workload:
     ) -> Workload:
         """Evenly spaced requests. The rest as in :meth:`poisson`."""
         return cls._synthetic(
-            "fixed", rate, None, num_requests, _pair(prompt_tokens, output_tokens, spearman),
-            _spec(slo_class, slo, priority, max_tokens), seed,
+            "fixed", rate, None, num_requests, pair_spec(prompt_tokens, output_tokens, spearman),
+            class_spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
 
     @classmethod
@@ -122,9 +130,11 @@ class Workload:
         spec: ClassSpec,
         seed: int,
     ) -> Workload:
-        rate = _number("rate", rate)
-        num_requests = _count("num_requests", num_requests)
-        return cls(_core.Workload.synthetic(process, rate, cv, num_requests, lengths, spec, _seed(seed)))
+        rate = real("rate", rate)
+        num_requests = count("num_requests", num_requests)
+        return cls(
+            _core.Workload.synthetic(process, rate, cv, num_requests, lengths, spec, checked_seed(seed))
+        )
 
     @classmethod
     def ramp(
@@ -169,8 +179,8 @@ class Workload:
         """
         rates = {"rate_from": rate_from, "rate_to": rate_to}
         return cls._varying(
-            "ramp", rates, num_requests, duration, _pair(prompt_tokens, output_tokens, spearman),
-            _spec(slo_class, slo, priority, max_tokens), seed,
+            "ramp", rates, num_requests, duration, pair_spec(prompt_tokens, output_tokens, spearman),
+            class_spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
 
     @classmethod
@@ -206,8 +216,8 @@ class Workload:
         """
         rates = {"rate": rate, "amplitude": amplitude, "period": period}
         return cls._varying(
-            "sinusoid", rates, num_requests, duration, _pair(prompt_tokens, output_tokens, spearman),
-            _spec(slo_class, slo, priority, max_tokens), seed,
+            "sinusoid", rates, num_requests, duration, pair_spec(prompt_tokens, output_tokens, spearman),
+            class_spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
 
     @classmethod
@@ -245,8 +255,8 @@ class Workload:
         """
         rates = {"rate_on": rate_on, "rate_off": rate_off, "mean_on": mean_on, "mean_off": mean_off}
         return cls._varying(
-            "on_off", rates, num_requests, duration, _pair(prompt_tokens, output_tokens, spearman),
-            _spec(slo_class, slo, priority, max_tokens), seed,
+            "on_off", rates, num_requests, duration, pair_spec(prompt_tokens, output_tokens, spearman),
+            class_spec(slo_class, slo, priority, max_tokens), seed,
         )  # fmt: skip
 
     @classmethod
@@ -265,12 +275,12 @@ class Workload:
                 f"num_requests is {num_requests!r} and duration is {duration!r}; give one of the two"
             )
         if num_requests is not None:
-            num_requests = _count("num_requests", num_requests)
+            num_requests = count("num_requests", num_requests)
         else:
-            duration = _number("duration", duration)
-        parameters = [_number(name, value) for name, value in rates.items()]
+            duration = real("duration", duration)
+        parameters = [real(name, value) for name, value in rates.items()]
         return cls(
-            _core.Workload.varying(law, parameters, num_requests, duration, lengths, spec, _seed(seed))
+            _core.Workload.varying(law, parameters, num_requests, duration, lengths, spec, checked_seed(seed))
         )
 
     @classmethod
@@ -320,11 +330,11 @@ class Workload:
         return cls(
             _core.Workload.closed_loop(
                 whole("concurrency", concurrency, 1, MAX_U32, WorkloadError),
-                _count("num_requests", num_requests),
-                _think(think_time, think_cv),
-                _pair(prompt_tokens, output_tokens, spearman),
-                _spec(slo_class, slo, priority, max_tokens),
-                _seed(seed),
+                count("num_requests", num_requests),
+                think_spec(think_time, think_cv),
+                pair_spec(prompt_tokens, output_tokens, spearman),
+                class_spec(slo_class, slo, priority, max_tokens),
+                checked_seed(seed),
             )
         )
 
@@ -378,12 +388,12 @@ class Workload:
         return cls(
             _core.Workload.sessions(
                 whole("num_sessions", num_sessions, 1, MAX_U32, WorkloadError),
-                _number("rate", rate),
-                _lengths_spec(turns, "turns"),
-                _think(think_time, think_cv),
-                _pair(user_tokens, output_tokens, spearman, "user_tokens"),
-                _spec(slo_class, slo, priority, max_tokens),
-                _seed(seed),
+                real("rate", rate),
+                lengths_spec(turns, "turns"),
+                think_spec(think_time, think_cv),
+                pair_spec(user_tokens, output_tokens, spearman, "user_tokens"),
+                class_spec(slo_class, slo, priority, max_tokens),
+                checked_seed(seed),
             )
         )
 
@@ -403,11 +413,13 @@ class Workload:
         """Requests like those of a published trace: its length quantiles, their rank correlation, its
         rate and burstiness. See :func:`kvrelay.presets`; one without a published rate asks for
         ``rate``."""
-        spec = _spec(slo_class, slo, priority, max_tokens)
+        spec = class_spec(slo_class, slo, priority, max_tokens)
         text("preset", name, WorkloadError)
         if rate is not None:
             rate = number("rate", rate, error=WorkloadError)
-        return cls(_core.Workload.preset(name, rate, _count("num_requests", num_requests), spec, _seed(seed)))
+        return cls(
+            _core.Workload.preset(name, rate, count("num_requests", num_requests), spec, checked_seed(seed))
+        )
 
     @classmethod
     def from_trace(
@@ -451,18 +463,20 @@ class Workload:
         ------
         :class:`kvrelay.WorkloadError`, with the file and, where a row is wrong, its line, field and value.
         """
-        spec = _spec(slo_class, slo, priority, max_tokens)
+        spec = class_spec(slo_class, slo, priority, max_tokens)
         if limit is not None:
             limit = whole("limit", limit, 1, MAX_U64, WorkloadError)
         if slot is not None:
             slot = number("slot", slot, 0.0, WorkloadError)
         if rate is not None:
-            rate = _number("rate", rate)
+            rate = real("rate", rate)
         for name, value in (("format", format), ("unit", unit)):
             if value is not None:
                 text(name, value, WorkloadError)
         return cls(
-            _core.Workload.from_trace(os.fspath(path), format, unit, limit, slot, rate, spec, _seed(seed))
+            _core.Workload.from_trace(
+                os.fspath(path), format, unit, limit, slot, rate, spec, checked_seed(seed)
+            )
         )
 
     @classmethod
@@ -487,42 +501,17 @@ class Workload:
         >>> Workload.from_records([{"arrival": 0.0, "prompt_tokens": 8, "output_tokens": 2}])
         Workload(1 requests given)
         """
-        if isinstance(records, pd.DataFrame):
-            records = records.to_dict("records")
-        names: list[str] = []
-        rows = []
-        for index, record in enumerate(records):
-            name = str(_field(record, "slo_class", "default"))
-            if name not in names:
-                names.append(name)
-            missing = [
-                key for key in ("arrival", "prompt_tokens", "output_tokens") if _field(record, key) is None
-            ]
-            if missing:
-                raise WorkloadError(f"records[{index}] has no {missing[0]}", index=index)
-            ids = _field(record, "hash_ids")
-            try:
-                rows.append(
-                    (
-                        float(record["arrival"]),
-                        int(record["prompt_tokens"]),
-                        int(record["output_tokens"]),
-                        names.index(name),
-                        _field(record, "max_tokens"),
-                        _field(record, "priority"),
-                        None if ids is None else (list(ids), int(_field(record, "tokens_per_id", 512))),
-                    )
-                )
-            except (TypeError, ValueError, OverflowError) as error:
-                raise WorkloadError(f"records[{index}]: {error}", index=index) from error
+        rows, names = record_rows(records)
         per_class = dict(slo) if isinstance(slo, Mapping) else dict.fromkeys(names, slo)
         unknown = sorted(set(per_class) - set(names))
         if unknown:
             raise WorkloadError(
                 f"an SLO for class {unknown[0]!r}, which no record has; they have {', '.join(names)}"
             )
-        classes = [_spec(name, per_class.get(name), 0, None) for name in names]
-        return cls(_core.Workload.from_records(rows, classes or [("default", None, 0, None)], _seed(seed)))
+        classes = [class_spec(name, per_class.get(name), 0, None) for name in names]
+        return cls(
+            _core.Workload.from_records(rows, classes or [("default", None, 0, None)], checked_seed(seed))
+        )
 
     @classmethod
     def merge(cls, *workloads: Workload) -> Workload:
@@ -536,7 +525,7 @@ class Workload:
     def at_rate(self, rate: float) -> Workload:
         """The same arrivals, rescaled to ``rate`` requests per second. A closed loop has no rate to
         change, and is refused."""
-        return Workload(self._core.at_rate(_number("rate", rate)))
+        return Workload(self._core.at_rate(real("rate", rate)))
 
     def scaled_lengths(self, divide: int) -> Workload:
         """The same arrivals with all lengths divided by ``divide``, rounded, at least 1."""
@@ -585,45 +574,6 @@ class Workload:
         )
         rate = "" if self.rate is None else f", {self.rate:.3g} req/s over {self._core.span:.3g} s"
         return f"<b>{html.escape(self._core.description)}</b>{rate}<ul>{classes}</ul>{table}"
-
-
-def _field(record: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    value = record.get(key, default)
-    missing = value is None or (
-        not isinstance(value, (list, tuple, str)) and pd.api.types.is_scalar(value) and pd.isna(value)
-    )
-    return default if missing else value
-
-
-def _spec(name: Any, slo: Any, priority: Any, max_tokens: Any) -> ClassSpec:
-    if slo is not None and not isinstance(slo, SLO):
-        raise WorkloadError(f"slo of class {name!r} is {slo!r}; it must be a kvrelay.SLO or None")
-    if max_tokens is not None:
-        max_tokens = whole("max_tokens", max_tokens, 1, MAX_TOKENS, WorkloadError)
-    priority = whole("priority", priority, -(2**31), 2**31 - 1, WorkloadError)
-    return text("slo_class", name, WorkloadError), slo, priority, max_tokens
-
-
-def _pair(prompt: Any, output: Any, spearman: Any, prompt_name: str = "prompt_tokens") -> PairSpec:
-    if spearman is not None:
-        spearman = _number("spearman", spearman)
-    return _lengths_spec(prompt, prompt_name), _lengths_spec(output, "output_tokens"), spearman
-
-
-def _think(mean: Any, cv: Any) -> tuple[float, float]:
-    return number("think_time", mean, 0.0, WorkloadError), number("think_cv", cv, 0.0, WorkloadError)
-
-
-def _number(name: str, value: Any) -> float:
-    return number(name, value, error=WorkloadError)
-
-
-def _count(name: str, value: Any) -> int:
-    return whole(name, value, 0, MAX_U32, WorkloadError)
-
-
-def _seed(seed: Any) -> int:
-    return whole("seed", seed, 0, MAX_U64, WorkloadError)
 
 
 def presets() -> list[str]:
