@@ -68,7 +68,7 @@ fn main() {
         let started = cpu_seconds();
         let policy_object = built_in(policy).expect("a built-in policy");
         let run =
-            simulate(&cluster(topology), &mut source, policy_object, &Options::default(), &mut Unwatched)
+            simulate(&cluster(topology), &mut *source, policy_object, &Options::default(), &mut Unwatched)
                 .expect("it drains");
         let seconds = cpu_seconds() - started;
         assert_eq!(run.log.requests.len(), count);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use criterion::{BatchSize, Criterion, SamplingMode, Throughput};
 use kvrelay_benches::{cluster, workload};
 use kvrelay_core::policy::built_in;
+use kvrelay_core::request::Source;
 use kvrelay_core::watch::Unwatched;
 use kvrelay_sim::{Options, simulate};
 
@@ -20,8 +21,8 @@ fn simulator(criterion: &mut Criterion) {
     for policy in ["disaggregated", "goodput"] {
         group.bench_function(policy, |bencher| {
             let fresh = || (workload.source(), built_in(policy).expect("a built-in policy"));
-            let run = |(mut source, policy)| {
-                simulate(&cluster, &mut source, policy, &Options::default(), &mut Unwatched)
+            let run = |(mut source, policy): (Box<dyn Source + Send>, _)| {
+                simulate(&cluster, &mut *source, policy, &Options::default(), &mut Unwatched)
                     .expect("it drains")
             };
             bencher.iter_batched(fresh, run, BatchSize::LargeInput);

@@ -25,6 +25,7 @@ from kvrelay.describe import (
     latencies,
     lognormal,
     models,
+    slo_presets,
     uniform,
 )
 from kvrelay.devices import CpuDevice, CudaDevice, Devices, cuda_available, devices
@@ -108,5 +109,6 @@ __all__ = [
     "policies",
     "presets",
     "simulate",
+    "slo_presets",
     "uniform",
 ]

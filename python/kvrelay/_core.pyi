@@ -51,9 +51,10 @@ class Cluster:
         Bytes per second that a KV transfer has at least, while it is alone.
         """
     @staticmethod
-    def measured(topology: str, table: LatencyTable, link: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex], kv_bytes_per_token: SupportsIndex, kv_blocks: SupportsIndex, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex, prefix_caching: bool) -> Cluster:
+    def measured(topology: str, table: LatencyTable, link: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex], slowdowns: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex], kv_bytes_per_token: SupportsIndex, kv_blocks: SupportsIndex, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex, prefix_caching: bool) -> Cluster:
         """
-        A cluster like an engine: every step by `table`, KV over a measured link.
+        A cluster like an engine: every step by `table`, KV over a measured link (bandwidth, latency),
+        all workers on one machine, where each slows the others down (prefill, decode).
         """
     @property
     def num_gpus(self, /) -> int:
@@ -532,7 +533,7 @@ class WorkerView:
 @final
 class Workload:
     """
-    Arrivals in time order, with their SLO classes.
+    Arrivals, with their SLO classes.
     """
     def __len__(self, /) -> int: ...
     def at_rate(self, /, rate: SupportsFloat | SupportsIndex) -> Workload:
@@ -544,10 +545,15 @@ class Workload:
         """
         Per class: name, SLO, priority.
         """
+    @staticmethod
+    def closed_loop(concurrency: SupportsIndex, num_requests: SupportsIndex, think: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex], lengths: tuple[SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsFloat | SupportsIndex | None], class_spec: tuple[str, Any | None, SupportsIndex, SupportsIndex | None], seed: SupportsIndex) -> Workload:
+        """
+        Requests of so many clients, each with one at a time; `think` is (mean seconds, cv).
+        """
     def columns(self, /) -> dict:
         """
-        Columns of equal length: arrival (s), prompt_tokens, output_tokens, max_tokens, slo_class
-        (an index), priority.
+        Columns of equal length: arrival (s; NaN where it waits for a completion), prompt_tokens,
+        output_tokens, max_tokens, slo_class (an index), priority; of sessions also session and turn.
         """
     @property
     def description(self, /) -> str:
@@ -564,6 +570,11 @@ class Workload:
         """
         The requests of a trace file.
         """
+    @property
+    def is_closed_loop(self, /) -> bool:
+        """
+        Whether arrivals wait for completions.
+        """
     @staticmethod
     def merge(workloads: SupportsGetItem[int, Workload]) -> Workload:
         """
@@ -577,7 +588,7 @@ class Workload:
     @property
     def rate(self, /) -> float | None:
         """
-        Arrivals per second; `None` when all arrive at once.
+        Arrivals per second; `None` when all arrive at once, and for a closed loop.
         """
     def scaled_lengths(self, /, divide: SupportsIndex) -> Workload:
         """
@@ -588,15 +599,26 @@ class Workload:
         """
         The seed of everything made up in it.
         """
+    @staticmethod
+    def sessions(num_sessions: SupportsIndex, rate: SupportsFloat | SupportsIndex, turns: SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], think: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex], lengths: tuple[SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsFloat | SupportsIndex | None], class_spec: tuple[str, Any | None, SupportsIndex, SupportsIndex | None], seed: SupportsIndex) -> Workload:
+        """
+        Conversations of several turns; `lengths` is what a turn adds.
+        """
     @property
     def span(self, /) -> float:
         """
         From first to last arrival, in seconds.
         """
     @staticmethod
-    def synthetic(process: str, rate: SupportsFloat | SupportsIndex, cv: SupportsFloat | SupportsIndex | None, num_requests: SupportsIndex, prompt: SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], output: SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], spearman: SupportsFloat | SupportsIndex | None, class_spec: tuple[str, Any | None, SupportsIndex, SupportsIndex | None], seed: SupportsIndex) -> Workload:
+    def synthetic(process: str, rate: SupportsFloat | SupportsIndex, cv: SupportsFloat | SupportsIndex | None, num_requests: SupportsIndex, lengths: tuple[SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsFloat | SupportsIndex | None], class_spec: tuple[str, Any | None, SupportsIndex, SupportsIndex | None], seed: SupportsIndex) -> Workload:
         """
         Requests that arrive by a process: `"poisson"`, `"gamma"` (with `cv`) or `"fixed"`.
+        """
+    @staticmethod
+    def varying(law: str, parameters: SupportsGetItem[int, SupportsFloat | SupportsIndex], num_requests: SupportsIndex | None, duration: SupportsFloat | SupportsIndex | None, lengths: tuple[SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsFloat | SupportsIndex | None], class_spec: tuple[str, Any | None, SupportsIndex, SupportsIndex | None], seed: SupportsIndex) -> Workload:
+        """
+        Requests at a rate that changes: `"ramp"` (from, to), `"sinusoid"` (rate, amplitude, period) or
+        `"on_off"` (rates, then mean times), until so many requests or so many seconds.
         """
     @property
     def warnings(self, /) -> list[str]:

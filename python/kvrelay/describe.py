@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from kvrelay import _core
 from kvrelay.checks import MAX_TOKENS, MAX_U64, number, optional_whole, text, whole
 from kvrelay.errors import ConfigError, WorkloadError
+from kvrelay.objectives import PUBLISHED
 
 if TYPE_CHECKING:
     from kvrelay.profile import LatencyTable, Profile
@@ -57,6 +62,30 @@ class SLO:
         if self.token_deadlines and (self.ttft is None or self.tpot is None):
             raise ConfigError("token_deadlines needs both ttft and tpot")
 
+    @classmethod
+    def preset(cls, name: str) -> SLO:
+        """The published objectives called ``name``: see :func:`kvrelay.slo_presets`.
+
+        ``"chat"``, ``"code"`` and ``"summarization"`` are those of table 1 of DistServe (Zhong et al.,
+        OSDI'24), names that begin with ``mlperf-`` the server limits of MLPerf Inference.
+
+        Raises
+        ------
+        :class:`kvrelay.ConfigError`, with the names there are, when there is none of this name.
+
+        >>> SLO.preset("chat"), SLO.preset("mlperf-llama2-70b-interactive")
+        (SLO(ttft=0.25, tpot=0.1), SLO(ttft=0.45, tpot=0.04))
+        """
+        text("SLO preset", name)
+        wanted = "-".join(name.lower().replace("_", "-").split())
+        if wanted not in PUBLISHED:
+            near = get_close_matches(wanted, PUBLISHED, n=len(PUBLISHED), cutoff=0.0)
+            raise ConfigError(
+                f"unknown SLO preset {name!r}; known, nearest first: {', '.join(near)}", value=name
+            )
+        found = PUBLISHED[wanted]
+        return cls(ttft=found.ttft, tpot=found.tpot)
+
     def __repr__(self) -> str:
         given = [
             f"{name}={getattr(self, name)}"
@@ -66,6 +95,18 @@ class SLO:
         if self.token_deadlines:
             given.append("token_deadlines=True")
         return f"SLO({', '.join(given)})"
+
+
+def slo_presets() -> pd.DataFrame:
+    """The published objectives that :meth:`SLO.preset` knows, by name: ``ttft`` and ``tpot`` in seconds,
+    the ``share`` of requests that the source asks to meet them, and the ``source``.
+
+    >>> slo_presets().loc["summarization", ["ttft", "tpot", "share"]].tolist()
+    [15.0, 0.15, 0.9]
+    """
+    return pd.DataFrame.from_dict(
+        {name: published._asdict() for name, published in PUBLISHED.items()}, orient="index"
+    ).rename_axis("name")
 
 
 @dataclass(frozen=True)
@@ -111,16 +152,6 @@ def uniform(low: int, high: int) -> Lengths:
 def empirical(quantiles: Any) -> Lengths:
     """Lengths by their quantiles: evenly spaced from the 0th to the last, interpolated linearly."""
     return Lengths("empirical", tuple(float(value) for value in quantiles))
-
-
-def _lengths_spec(value: int | Lengths) -> int | tuple[str, list[float]]:
-    if isinstance(value, Lengths):
-        return value._spec()
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise WorkloadError(
-            f"lengths are {value!r}; they must be a number of tokens or a law such as kr.lognormal(700, 900)"
-        )
-    return whole("lengths", value, 1, MAX_TOKENS, WorkloadError)
 
 
 @dataclass(frozen=True)
@@ -296,7 +327,7 @@ class Cluster:
         self.topology, self.model, self.gpu = topology, facts["model"], "this machine"
         self.latency, self.tp, self.link, self.network = profile.table, 1, None, None
         self._core = _core.Cluster.measured(
-            text("topology", topology), profile.table._core, (profile.bandwidth, profile.latency),
+            text("topology", topology), profile.table._core, (profile.bandwidth, profile.latency), profile.slowdowns,
             facts["kv_bytes_per_token"], facts["kv_blocks"], facts["block_tokens"], facts["max_batch"],
             facts["max_prefill_tokens"], facts["max_model_len"], facts["prefix_caching"],
         )  # fmt: skip
@@ -322,6 +353,24 @@ class Cluster:
         num_decode = whole("num_decode", num_decode, 1, 2**20)
         context_tokens = whole("context_tokens", context_tokens, 1, 2**40)
         return self._core.decode_time(num_decode, context_tokens, role or self._role("decode"))
+
+    def _warn_if_extrapolated(self) -> None:
+        tokens, context = self._core.farthest
+        if not tokens and not context:
+            return
+        terms = self.latency.to_dict()
+        asked = [
+            f"{found} {what}, {most} were measured"
+            for found, what, most in (
+                (tokens, "tokens", terms["tokens_ms"][-1][0]),
+                (context, "tokens of decode context", terms["most_context"]),
+            )
+            if found
+        ]
+        warnings.warn(
+            f"the latency table was asked for steps of up to {' and of up to '.join(asked)}: extrapolated",
+            stacklevel=3,
+        )
 
     def _role(self, wanted: str) -> str:
         return wanted if wanted[0].upper() in self._core.topology else "mixed"

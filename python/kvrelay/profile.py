@@ -22,7 +22,7 @@ from kvrelay.result import Result
 from kvrelay.simulation import _shows, simulate
 from kvrelay.workload import Workload
 
-#: What a step's time is a function of: chunks and their tokens, Σ(prefix + chunk), Σ((prefix + chunk)² −
+#: What a step's time is a function of: chunks and their tokens, Σ(prefix + chunk), Σ((prefix + chunk)² less
 #: prefix²), decode rows, and the context tokens that these attend to.
 STEP_COLUMNS = (
     "num_prefill", "prefill_tokens", "prefill_context", "prefill_square", "num_decode", "decode_context",
@@ -123,11 +123,15 @@ class Profile:
     """What an engine measured of itself: its steps as a :class:`LatencyTable`, its KV transfers as a link,
     and what it is, so that :meth:`cluster` gives one like it to simulate.
 
-    ``samples`` holds every measured run: its sums per step, ``seconds``, ``predicted`` and ``error``
+    Workers of one machine share its memory and, with hyper-threads, its cores: ``slowdowns`` says how much
+    longer a step with prompts, and one that only decodes, takes while one other worker computes (0.5 is
+    half as long again). ``samples`` holds every measured run: its sums per step, ``seconds``, ``overlap``
+    (the share of its time in which others computed, summed over them), ``predicted`` and ``error``
     (relative).
     """
 
     table: LatencyTable
+    slowdowns: tuple[float, float]
     bandwidth: float
     latency: float
     engine: dict[str, Any]
@@ -157,6 +161,7 @@ class Profile:
         """Writes it as JSON."""
         data = {
             "kvrelay_profile": 1, "engine": self.engine, "table": self.table.to_dict(),
+            "slowdowns": list(self.slowdowns),
             "link": {"bandwidth": self.bandwidth, "latency": self.latency},
             "samples": self.samples.to_dict("list"),
         }  # fmt: skip
@@ -172,13 +177,10 @@ class Profile:
             if version != 1:
                 raise ConfigError(f"{where} has version {version}, this kvrelay reads 1")
             table, link = LatencyTable.from_dict(data["table"]), data["link"]
-            return cls(
-                table,
-                float(link["bandwidth"]),
-                float(link["latency"]),
-                data["engine"],
-                pd.DataFrame(data["samples"]),
-            )
+            prefill, decode = map(float, data["slowdowns"])
+            samples = pd.DataFrame(data["samples"])
+            bandwidth, latency = float(link["bandwidth"]), float(link["latency"])
+            return cls(table, (prefill, decode), bandwidth, latency, data["engine"], samples)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{where}: {type(error).__name__} {error}") from error
 
@@ -232,10 +234,30 @@ def measure(engine: Any, *, seed: int = 0, progress: bool = True) -> Profile:
         took = (moved["transfer_end"] - moved["transfer_start"]).to_numpy(float)
         transfers += list(zip(blocks * limits["block_tokens"] * kv_bytes, took, strict=True))
     samples = pd.concat(runs, ignore_index=True)
-    table = LatencyTable.from_steps(samples)
-    samples["predicted"] = table.predict(samples)
+    table, slowdowns = _fit_steps(samples)
+    return Profile(table, slowdowns, *_fit_link(transfers), facts, samples)
+
+
+def _fit_steps(samples: pd.DataFrame) -> tuple[LatencyTable, tuple[float, float]]:
+    """A table of what steps take alone, and how much longer beside others: by turns, until both settle.
+    Adds ``predicted`` and ``error`` to the samples."""
+    prefill = (samples["num_prefill"] > 0).to_numpy()
+    overlap = samples["overlap"].to_numpy()
+    slowdowns = [0.0, 0.0]
+    for _ in range(8):
+        factor = 1.0 + overlap * np.where(prefill, *slowdowns)
+        table = LatencyTable.from_steps(samples.assign(seconds=samples["seconds"] / factor))
+        alone = table.predict(samples)
+        for kind, of_kind in enumerate((prefill, ~prefill)):
+            beside = of_kind & (overlap > 0.05)
+            if beside.any():
+                # Least squares through the origin of what is longer, relative to alone.
+                longer = samples["seconds"].to_numpy()[beside] / alone[beside] - 1.0
+                slope = float((longer * overlap[beside]).sum() / (overlap[beside] ** 2).sum())
+                slowdowns[kind] = max(slope, 0.0)
+    samples["predicted"] = alone * (1.0 + overlap * np.where(prefill, *slowdowns))
     samples["error"] = samples["predicted"] / samples["seconds"] - 1.0
-    return Profile(table, *_fit_link(transfers), facts, samples)
+    return table, (slowdowns[0], slowdowns[1])
 
 
 def _prompt_plans(longest: int) -> list[tuple[Workload, PolicyLike]]:
@@ -278,7 +300,29 @@ def _per_step(steps: pd.DataFrame) -> pd.DataFrame:
     frame = steps[list(STEP_COLUMNS)].copy()
     frame["decode_context"] += (steps["num_decode"] * (steps["steps"] - 1)) // 2
     frame["seconds"] = (steps["end"] - steps["start"]) / steps["steps"]
+    frame["overlap"] = _overlap(steps)
     return frame[frame["seconds"] > 0]
+
+
+def _overlap(steps: pd.DataFrame) -> np.ndarray:
+    """Of each run's time, the share in which another worker computed; summed over the others."""
+    start, end = steps["start"].to_numpy(float), steps["end"].to_numpy(float)
+    together = np.zeros(len(steps))
+    for worker in steps["worker"].unique():
+        mine = (steps["worker"] == worker).to_numpy()
+        order = np.argsort(start[mine])
+        starts, ends = start[mine][order], end[mine][order]
+        # Busy time before an instant; a worker's runs do not overlap.
+        busy = np.concatenate([[0.0], np.cumsum(ends - starts)])
+
+        def before(at: np.ndarray, starts=starts, ends=ends, busy=busy) -> np.ndarray:
+            index = np.searchsorted(starts, at, side="right")
+            last = np.maximum(index - 1, 0)
+            over = np.clip(ends[last] - at, 0.0, None)
+            return np.where(index > 0, busy[index] - over, 0.0)
+
+        together[~mine] += before(end[~mine]) - before(start[~mine])
+    return together / np.maximum(end - start, 1e-12)
 
 
 def _fit_link(transfers: list[tuple[float, float]]) -> tuple[float, float]:
@@ -310,7 +354,7 @@ class Fidelity:
     """A workload measured on an engine and simulated on a cluster like it.
 
     ``table`` has a row for every metric: ``measured`` (the mean of the runs), ``simulated``, ``error``
-    (simulated / measured − 1; for attainment the difference), and, of several runs, ``low`` and ``high``:
+    (simulated / measured - 1; for attainment the difference), and, of several runs, ``low`` and ``high``:
     the error against the largest and the smallest measured value.
     """
 

@@ -71,6 +71,7 @@ def simulate(
         core = _core.simulate(
             workload._core, cluster._core, resolve(policy), belief, seed, oracle, until, single_steps, tell
         )
+    cluster._warn_if_extrapolated()
     return Result(core, title=title, source="simulated", num_gpus=cluster.num_gpus, oracle=oracle)
 
 

@@ -25,7 +25,7 @@ NAN, INF = math.nan, math.inf
         (lambda: kr.Workload.poisson(1.0, 2.5, 5, 5), "num_requests is 2.5"),
         (lambda: kr.Workload.poisson(1.0, 10, 0, 5), "0"),
         (lambda: kr.Workload.poisson(1.0, 10, 5, -1), "-1"),
-        (lambda: kr.Workload.poisson(1.0, 10, "many", 5), "lengths are 'many'"),
+        (lambda: kr.Workload.poisson(1.0, 10, "many", 5), "prompt_tokens is 'many'"),
         (lambda: kr.lognormal(800, -1), "lognormal std is -1"),
         (lambda: kr.Workload.poisson(1.0, 10, 5, 5, (1, 2)), r"slo of class 'default' is \(1, 2\)"),
         (lambda: kr.Workload.merge([kr.Workload.fixed(1.0, 1, 1, 1)]), r"workloads\[0\] is \["),

@@ -207,7 +207,7 @@ fn per_gpu(topology: &str, policy: &str, criterion: Criterion) -> Bracket {
     let search = Bisection { tolerance: 0.005, ..Bisection::default() };
     max_rate(search, |rate| {
         let mut source = workload.at_rate(rate * num_gpus)?.source();
-        let requests = run(&cluster, &mut source, built_in(policy).unwrap());
+        let requests = run(&cluster, &mut *source, built_in(policy).unwrap());
         let p90 = |values: Distribution| values.percentile(90.0).unwrap();
         Ok::<_, kvrelay_workload::WorkloadError>(match criterion {
             Criterion::Separate => {

@@ -23,6 +23,12 @@ impl Purpose {
     pub const BLOCK_TOKEN_IDS: Purpose = Purpose(5);
     /// A policy's own draws.
     pub const POLICY: Purpose = Purpose(4);
+    /// How long an arrival process stays at one of its rates; indexed by phase.
+    pub const PHASES: Purpose = Purpose(6);
+    /// Pauses between an answer and the next request; indexed by the one that was answered.
+    pub const THINK_TIMES: Purpose = Purpose(7);
+    /// How many turns a session has; indexed by session.
+    pub const TURNS: Purpose = Purpose(8);
 }
 
 /// Rounds of Philox, and the constants of its 4x32 variant.

@@ -12,7 +12,7 @@ use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::scheduler::{Belief, Limits};
 use kvrelay_core::time::Nanos;
 use kvrelay_sim::network::Network;
-use kvrelay_sim::{Links, SimCluster, SimWorker};
+use kvrelay_sim::{Links, Neighbours, SimCluster, SimWorker};
 use pyo3::prelude::*;
 
 use crate::error;
@@ -280,13 +280,15 @@ impl Cluster {
         Ok(Cluster { topology, hardware: Some((model, gpu)), tp, sim, raised, table })
     }
 
-    /// A cluster like an engine: every step by `table`, KV over a measured link.
+    /// A cluster like an engine: every step by `table`, KV over a measured link (bandwidth, latency),
+    /// all workers on one machine, where each slows the others down (prefill, decode).
     #[staticmethod]
     fn measured(
         py: Python<'_>,
         topology: &str,
         table: &LatencyTable,
         link: (f64, f64),
+        slowdowns: (f64, f64),
         kv_bytes_per_token: u64,
         kv_blocks: u32,
         block_tokens: u32,
@@ -312,7 +314,11 @@ impl Cluster {
             prefix_caching,
             links: Links::Apart(Link { bandwidth: link.0, latency: Nanos::from_secs_f64(link.1) }),
             kv_bytes_per_token,
-            neighbours: None,
+            neighbours: Some(Neighbours {
+                machines: vec![0; topology.roles().len()],
+                prefill: slowdowns.0,
+                decode: slowdowns.1,
+            }),
             belief: None,
         };
         let table = Some(Arc::clone(&table.0));

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
-use kvrelay_core::request::Scheduled;
 use kvrelay_core::scheduler::Limits;
 use kvrelay_core::time::Time;
 use kvrelay_engine::{EngineConfig, EngineError, Numerics, Output, RunOptions, Submission};
@@ -219,7 +218,7 @@ impl Engine {
         let engine = self.open(py)?;
         let policy = policy.map(policy_from).transpose()?;
         let options = RunOptions { seed, until: until.map(Time::from_secs_f64), ..RunOptions::default() };
-        let source = Box::new(Scheduled::new(workload.0.arrivals.clone()));
+        let source = workload.0.source();
         let mut doorkeeper = Doorkeeper::new(progress);
         let ended = py.detach(|| engine.run(source, policy, options, &mut doorkeeper));
         match (ended, doorkeeper.raised) {

@@ -39,7 +39,7 @@ pub(crate) fn simulate(
         Options { seed, oracle, single_steps, until: until.map(Time::from_secs_f64), ..Options::default() };
     let mut source = workload.0.source();
     let mut doorkeeper = Doorkeeper::new(progress);
-    let ended = py.detach(|| kvrelay_sim::simulate(&sim, &mut source, policy, &options, &mut doorkeeper));
+    let ended = py.detach(|| kvrelay_sim::simulate(&sim, &mut *source, policy, &options, &mut doorkeeper));
     if let Some(raised) = cluster.raised.lock().unwrap_or_else(PoisonError::into_inner).take() {
         return Err(raised);
     }

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use kvrelay_core::request::{ClassId, PromptContent};
 use kvrelay_core::time::Nanos;
 use kvrelay_workload::arrivals::Process;
+use kvrelay_workload::closed::{Sessions, ThinkTime, Turn};
+use kvrelay_workload::intensity::{Extent, Intensity};
 use kvrelay_workload::preset::Preset;
 use kvrelay_workload::trace::{Format, TimeUnit, TraceOptions};
 use kvrelay_workload::workload::Synthetic;
@@ -17,7 +19,7 @@ use pyo3::types::PyDict;
 use crate::error;
 use crate::objectives::{slo_from, slo_to};
 
-/// Arrivals in time order, with their SLO classes.
+/// Arrivals, with their SLO classes.
 #[pyclass(frozen, module = "kvrelay._core")]
 pub(crate) struct Workload(pub(crate) Arc<kvrelay_workload::Workload>);
 
@@ -61,6 +63,22 @@ impl LengthSpec {
     }
 }
 
+/// Prompt and output lengths, and the rank correlation between them.
+#[derive(FromPyObject)]
+struct PairSpec(LengthSpec, LengthSpec, Option<f64>);
+
+impl PairSpec {
+    fn build(self, py: Python<'_>) -> PyResult<LengthPair> {
+        let (prompt, output) = (self.0.build(py)?, self.1.build(py)?);
+        match self.2 {
+            None => Ok(LengthPair::independent(prompt, output)),
+            Some(spearman) => {
+                LengthPair::correlated(prompt, output, spearman).map_err(|error| error::workload(py, &error))
+            }
+        }
+    }
+}
+
 /// One request of a list: arrival in seconds, prompt and output tokens, class index, and where they
 /// are its own: max_tokens, priority, hash ids with the tokens each stands for.
 #[derive(FromPyObject)]
@@ -89,16 +107,14 @@ fn wrap(
 impl Workload {
     /// Requests that arrive by a process: `"poisson"`, `"gamma"` (with `cv`) or `"fixed"`.
     #[staticmethod]
-    #[pyo3(signature = (process, rate, cv, num_requests, prompt, output, spearman, class_spec, seed))]
+    #[pyo3(signature = (process, rate, cv, num_requests, lengths, class_spec, seed))]
     fn synthetic(
         py: Python<'_>,
         process: &str,
         rate: f64,
         cv: Option<f64>,
         num_requests: usize,
-        prompt: LengthSpec,
-        output: LengthSpec,
-        spearman: Option<f64>,
+        lengths: PairSpec,
         class_spec: ClassSpec<'_>,
         seed: u64,
     ) -> PyResult<Workload> {
@@ -108,14 +124,85 @@ impl Workload {
             ("fixed", None) => Process::Fixed,
             _ => return Err(error::config(py, format!("process {process:?} with cv {cv:?}"))),
         };
-        let (prompt, output) = (prompt.build(py)?, output.build(py)?);
-        let lengths = match spearman {
-            None => LengthPair::independent(prompt, output),
-            Some(spearman) => LengthPair::correlated(prompt, output, spearman)
-                .map_err(|error| error::workload(py, &error))?,
-        };
-        let what = Synthetic { num_requests, lengths, class: class_spec.build()?, seed };
+        let what = Synthetic { num_requests, lengths: lengths.build(py)?, class: class_spec.build()?, seed };
         wrap(py, kvrelay_workload::Workload::synthetic(process, rate, &what))
+    }
+
+    /// Requests at a rate that changes: `"ramp"` (from, to), `"sinusoid"` (rate, amplitude, period) or
+    /// `"on_off"` (rates, then mean times), until so many requests or so many seconds.
+    #[staticmethod]
+    #[pyo3(signature = (law, parameters, num_requests, duration, lengths, class_spec, seed))]
+    fn varying(
+        py: Python<'_>,
+        law: &str,
+        parameters: Vec<f64>,
+        num_requests: Option<usize>,
+        duration: Option<f64>,
+        lengths: PairSpec,
+        class_spec: ClassSpec<'_>,
+        seed: u64,
+    ) -> PyResult<Workload> {
+        let intensity = match (law, parameters.as_slice()) {
+            ("ramp", &[from, to]) => Intensity::Ramp { from, to },
+            ("sinusoid", &[rate, amplitude, period]) => Intensity::Sinusoid { rate, amplitude, period },
+            ("on_off", &[rate_on, rate_off, mean_on, mean_off]) => {
+                Intensity::OnOff { rate_on, rate_off, mean_on, mean_off }
+            }
+            _ => {
+                return Err(error::config(py, format!("rates {law:?} with {} parameters", parameters.len())));
+            }
+        };
+        let extent = match (num_requests, duration) {
+            (Some(count), None) => Extent::Requests(count),
+            (None, Some(seconds)) => Extent::Seconds(seconds),
+            _ => return Err(error::config(py, "give num_requests or duration, one of the two")),
+        };
+        let (lengths, class) = (lengths.build(py)?, class_spec.build()?);
+        let made =
+            py.detach(|| kvrelay_workload::Workload::varying(intensity, extent, &lengths, class, seed));
+        wrap(py, made)
+    }
+
+    /// Requests of so many clients, each with one at a time; `think` is (mean seconds, cv).
+    #[staticmethod]
+    #[pyo3(signature = (concurrency, num_requests, think, lengths, class_spec, seed))]
+    fn closed_loop(
+        py: Python<'_>,
+        concurrency: usize,
+        num_requests: usize,
+        think: (f64, f64),
+        lengths: PairSpec,
+        class_spec: ClassSpec<'_>,
+        seed: u64,
+    ) -> PyResult<Workload> {
+        let think = ThinkTime { mean: think.0, cv: think.1 };
+        let what = Synthetic { num_requests, lengths: lengths.build(py)?, class: class_spec.build()?, seed };
+        wrap(py, kvrelay_workload::Workload::closed_loop(concurrency, think, &what))
+    }
+
+    /// Conversations of several turns; `lengths` is what a turn adds.
+    #[staticmethod]
+    #[pyo3(signature = (num_sessions, rate, turns, think, lengths, class_spec, seed))]
+    fn sessions(
+        py: Python<'_>,
+        num_sessions: usize,
+        rate: f64,
+        turns: LengthSpec,
+        think: (f64, f64),
+        lengths: PairSpec,
+        class_spec: ClassSpec<'_>,
+        seed: u64,
+    ) -> PyResult<Workload> {
+        let what = Sessions {
+            num_sessions,
+            rate,
+            turns: turns.build(py)?,
+            lengths: lengths.build(py)?,
+            think: ThinkTime { mean: think.0, cv: think.1 },
+            class: class_spec.build()?,
+            seed,
+        };
+        wrap(py, py.detach(|| kvrelay_workload::Workload::sessions(&what)))
     }
 
     /// Requests like those of a published workload.
@@ -190,7 +277,13 @@ impl Workload {
         wrap(py, self.0.scaled_lengths(divide))
     }
 
-    /// Arrivals per second; `None` when all arrive at once.
+    /// Whether arrivals wait for completions.
+    #[getter]
+    fn is_closed_loop(&self) -> bool {
+        self.0.is_closed_loop()
+    }
+
+    /// Arrivals per second; `None` when all arrive at once, and for a closed loop.
     #[getter]
     fn rate(&self) -> Option<f64> {
         self.0.rate()
@@ -231,12 +324,13 @@ impl Workload {
         self.0.arrivals.len()
     }
 
-    /// Columns of equal length: arrival (s), prompt_tokens, output_tokens, max_tokens, slo_class
-    /// (an index), priority.
+    /// Columns of equal length: arrival (s; NaN where it waits for a completion), prompt_tokens,
+    /// output_tokens, max_tokens, slo_class (an index), priority; of sessions also session and turn.
     fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let columns = PyDict::new(py);
         let arrivals = &self.0.arrivals;
-        columns.set_item("arrival", PyArray1::from_iter(py, arrivals.iter().map(|a| a.at.as_secs_f64())))?;
+        let at = |index: usize| if self.0.waits(index) { f64::NAN } else { arrivals[index].at.as_secs_f64() };
+        columns.set_item("arrival", PyArray1::from_iter(py, (0..arrivals.len()).map(at)))?;
         columns.set_item(
             "prompt_tokens",
             PyArray1::from_iter(py, arrivals.iter().map(|a| i64::from(a.prompt_tokens))),
@@ -253,6 +347,12 @@ impl Workload {
             .set_item("slo_class", PyArray1::from_iter(py, arrivals.iter().map(|a| i64::from(a.class.0))))?;
         columns
             .set_item("priority", PyArray1::from_iter(py, arrivals.iter().map(|a| i64::from(a.priority))))?;
+        if let Some(turns) = self.0.turns() {
+            let column =
+                |of: fn(&Turn) -> u32| PyArray1::from_iter(py, turns.iter().map(|turn| i64::from(of(turn))));
+            columns.set_item("session", column(|turn| turn.session))?;
+            columns.set_item("turn", column(|turn| turn.number))?;
+        }
         Ok(columns)
     }
 }

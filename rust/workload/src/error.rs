@@ -48,6 +48,16 @@ pub enum WorkloadError {
         /// From first to last.
         seconds: f64,
     },
+    /// What only arrivals with times of their own can do was asked of others.
+    #[error("{what} is a closed loop ({description}): its arrivals wait for completions, {problem}")]
+    ClosedLoop {
+        /// Which workload.
+        what: String,
+        /// What it is.
+        description: String,
+        /// What cannot be done.
+        problem: String,
+    },
     /// A trace that cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),

@@ -1,21 +1,25 @@
-//! Workloads: arrivals in time order, with their classes.
+//! Workloads: arrivals with their classes, and what makes them come.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use kvrelay_core::request::{Arrival, ClassId, PromptContent, Scheduled};
+use kvrelay_core::request::{Arrival, ClassId, PromptContent, Scheduled, Source};
 use kvrelay_core::time::{Nanos, Time};
 
 use crate::arrivals::{Process, arrival_times, checked_time};
+use crate::closed::{Pace, Turn, TurnSource, UserSource};
 use crate::error::{MAX_TOKENS, WorkloadError, positive};
+use crate::intensity::{Extent, Intensity, varying_arrival_times};
 use crate::lengths::LengthPair;
 use crate::preset::Preset;
 use crate::record::{Class, Record};
-use crate::trace::{self, Format, TraceOptions};
+use crate::trace::{self, TraceOptions};
 
-/// A list of arrivals in time order.
+/// A list of arrivals.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// The arrivals; at least one.
+    /// The arrivals; at least one, in time order. Where one waits for a completion its time is only
+    /// the earliest that it could come: see [`Workload::waits`].
     pub arrivals: Vec<Arrival>,
     /// Names of the classes, by [`ClassId`]; no two alike.
     pub class_names: Vec<String>,
@@ -26,6 +30,7 @@ pub struct Workload {
     /// What was noticed and put right, or may surprise.
     pub warnings: Vec<String>,
     classes: Vec<Class>,
+    pace: Pace,
 }
 
 /// What made-up workloads have in common, apart from their arrivals.
@@ -54,8 +59,24 @@ impl Workload {
             Process::Fixed => "evenly spaced".to_owned(),
         };
         let description = format!("{} requests, {law} at {rate} req/s, {}", what.num_requests, what.lengths);
-        let records = made_up(&times, what);
+        let records = made_up(&times, &what.lengths, what.seed);
         Workload::assemble(records, vec![what.class.clone()], description, what.seed)
+    }
+
+    /// Requests that arrive at a rate which changes.
+    ///
+    /// # Errors
+    /// [`WorkloadError`], when the rates or the extent are out of range, or no request arrives.
+    pub fn varying(
+        intensity: Intensity,
+        extent: Extent,
+        lengths: &LengthPair,
+        class: Class,
+        seed: u64,
+    ) -> Result<Workload, WorkloadError> {
+        let times = varying_arrival_times(intensity, extent, seed)?;
+        let description = format!("{} requests, {intensity}, {lengths}", times.len());
+        Workload::assemble(made_up(&times, lengths, seed), vec![class], description, seed)
     }
 
     /// Requests with exponential gaps.
@@ -96,8 +117,8 @@ impl Workload {
 
     /// The requests of the trace at `path`, all of `class`.
     ///
-    /// With a `rate`, arrivals are rescaled to it; a list of lengths needs one, and gets Poisson
-    /// arrivals of `seed`.
+    /// With a `rate`, arrivals are rescaled to it; requests or sessions without times need one, and get
+    /// Poisson arrivals of `seed`.
     ///
     /// # Errors
     /// [`WorkloadError`], when the trace cannot be read or the rate is out of range.
@@ -109,22 +130,21 @@ impl Workload {
         seed: u64,
     ) -> Result<Workload, WorkloadError> {
         let mut trace = trace::read(path, options)?;
-        let timed = trace.format != Format::Lengths;
-        if !timed {
-            let columns = "num_prefill_tokens, num_decode_tokens".to_owned();
+        if !trace.timed {
+            let columns = trace.format.columns().join(", ");
             let needed = || trace::TraceError::RateNeeded { file: trace.file.clone(), columns };
             let rate = rate.ok_or_else(needed)?;
-            let times = arrival_times(Process::Poisson, rate, trace.records.len(), seed)?;
-            for (record, at) in trace.records.iter_mut().zip(times) {
-                record.at = at;
-            }
+            start_at_rate(&mut trace, rate, seed)?;
         }
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
         let description = format!("{} requests of {name} ({})", trace.records.len(), trace.format.name());
         let mut workload = Workload::assemble(trace.records, vec![class], description, seed)?;
         workload.warnings.splice(0..0, trace.warnings);
+        if !trace.turns.is_empty() {
+            workload = workload.paced(Pace::Turns(trace.turns.into()));
+        }
         match rate {
-            Some(rate) if timed => workload.at_rate(rate),
+            Some(rate) if trace.timed => workload.at_rate(rate),
             _ => Ok(workload),
         }
     }
@@ -149,8 +169,11 @@ impl Workload {
     /// apart by a number.
     ///
     /// # Errors
-    /// When there is nothing to merge.
+    /// When there is nothing to merge, or one of them is a closed loop.
     pub fn merge(workloads: &[Workload]) -> Result<Workload, WorkloadError> {
+        for (index, workload) in workloads.iter().enumerate() {
+            workload.needs_a_clock(&format!("workloads[{index}]"), "so it cannot be merged")?;
+        }
         let mut classes: Vec<Class> = Vec::new();
         let mut records = Vec::new();
         for workload in workloads {
@@ -171,9 +194,11 @@ impl Workload {
     /// `rate`.
     ///
     /// # Errors
-    /// When `rate` is out of range, or all requests arrive at one instant.
+    /// When `rate` is out of range, all requests arrive at one instant, or it is a closed loop.
     pub fn at_rate(&self, rate: f64) -> Result<Workload, WorkloadError> {
         positive("rate", rate)?;
+        let problem = format!("so they have no rate to set to {rate} req/s; change what it is made of");
+        self.needs_a_clock("the workload", &problem)?;
         let seconds = self.span().as_secs_f64();
         if self.span() == Nanos::ZERO {
             return Err(WorkloadError::NoRate { num_requests: self.arrivals.len(), seconds });
@@ -229,10 +254,10 @@ impl Workload {
     }
 
     /// Requests per second: the number of gaps over the time from first to last arrival. `None` when
-    /// that time is zero.
+    /// that time is zero, and for a closed loop.
     pub fn rate(&self) -> Option<f64> {
         let seconds = self.span().as_secs_f64();
-        (seconds > 0.0).then(|| (self.arrivals.len() - 1) as f64 / seconds)
+        (seconds > 0.0 && !self.is_closed_loop()).then(|| (self.arrivals.len() - 1) as f64 / seconds)
     }
 
     /// From first to last arrival.
@@ -248,13 +273,42 @@ impl Workload {
         &self.classes
     }
 
+    /// Whether arrivals wait for completions.
+    pub fn is_closed_loop(&self) -> bool {
+        !matches!(self.pace, Pace::Clock)
+    }
+
+    /// Whether the `index`-th arrival waits for a completion, so that when it comes is not known.
+    pub fn waits(&self, index: usize) -> bool {
+        match &self.pace {
+            Pace::Clock => false,
+            Pace::Users { concurrency, .. } => index >= *concurrency,
+            Pace::Turns(turns) => turns[index].number > 0,
+        }
+    }
+
+    /// Where arrivals are the turns of sessions: which.
+    pub fn turns(&self) -> Option<&[Turn]> {
+        match &self.pace {
+            Pace::Turns(turns) => Some(turns),
+            _ => None,
+        }
+    }
+
     /// Its arrivals as a source for a driver.
-    pub fn source(&self) -> Scheduled {
-        Scheduled::new(self.arrivals.clone())
+    pub fn source(&self) -> Box<dyn Source + Send> {
+        let arrivals = self.arrivals.clone();
+        match &self.pace {
+            Pace::Clock => Box::new(Scheduled::new(arrivals)),
+            Pace::Users { concurrency, think } => {
+                Box::new(UserSource::new(arrivals, *concurrency, *think, self.seed))
+            }
+            Pace::Turns(turns) => Box::new(TurnSource::new(arrivals, Arc::clone(turns))),
+        }
     }
 
     /// Its arrivals as records: [`Workload::from_records`] with [`Workload::classes`] makes the same
-    /// workload of them.
+    /// workload of them, unless it is a closed loop.
     pub fn records(&self) -> Vec<Record> {
         let lengths = self.arrivals.iter().map(|arrival| (arrival.class, arrival.output_tokens));
         let limits = class_limits(lengths, &self.classes);
@@ -277,12 +331,30 @@ impl Workload {
 }
 
 /// Records with drawn lengths at `times`.
-fn made_up(times: &[Time], what: &Synthetic) -> Vec<Record> {
+pub(crate) fn made_up(times: &[Time], lengths: &LengthPair, seed: u64) -> Vec<Record> {
     let record = |(index, at): (usize, &Time)| {
-        let (prompt_tokens, output_tokens) = what.lengths.draw(what.seed, index as u64);
+        let (prompt_tokens, output_tokens) = lengths.draw(seed, index as u64);
         Record { at: *at, prompt_tokens, output_tokens, ..Record::default() }
     };
     times.iter().enumerate().map(record).collect()
+}
+
+/// Gives the requests of a trace without times, or the sessions, Poisson arrivals.
+fn start_at_rate(trace: &mut trace::Trace, rate: f64, seed: u64) -> Result<(), WorkloadError> {
+    let begins = |turns: &[Turn], index: usize| turns.get(index).is_none_or(|turn| turn.number == 0);
+    let num_starts = (0..trace.records.len()).filter(|index| begins(&trace.turns, *index)).count();
+    let mut starts = arrival_times(Process::Poisson, rate, num_starts, seed)?.into_iter();
+    let mut at = Time::ZERO;
+    for index in 0..trace.records.len() {
+        if begins(&trace.turns, index) {
+            at = starts.next().expect("as many starts as were counted");
+        }
+        trace.records[index].at = at;
+        if let Some(turn) = trace.turns.get_mut(index) {
+            turn.earliest = at;
+        }
+    }
+    Ok(())
 }
 
 /// The id of `class` among the merged `classes`, which it joins unless one just like it is there.
@@ -302,8 +374,21 @@ fn merged_class(classes: &mut Vec<Class>, class: &Class) -> ClassId {
 }
 
 impl Workload {
+    /// The same arrivals, come as `pace` has it.
+    pub(crate) fn paced(self, pace: Pace) -> Workload {
+        Workload { pace, ..self }
+    }
+
+    fn needs_a_clock(&self, what: &str, problem: &str) -> Result<(), WorkloadError> {
+        if !self.is_closed_loop() {
+            return Ok(());
+        }
+        let description = self.description.clone();
+        Err(WorkloadError::ClosedLoop { what: what.to_owned(), description, problem: problem.to_owned() })
+    }
+
     /// Checks everything, sorts, and settles what classes leave open.
-    fn assemble(
+    pub(crate) fn assemble(
         mut records: Vec<Record>,
         classes: Vec<Class>,
         description: String,
@@ -342,7 +427,7 @@ impl Workload {
             warnings.push(format!("{cut} outputs are longer than max_tokens: cut there"));
         }
         let class_names = classes.iter().map(|class| class.name.clone()).collect();
-        Ok(Workload { arrivals, class_names, description, seed, warnings, classes })
+        Ok(Workload { arrivals, class_names, description, seed, warnings, classes, pace: Pace::Clock })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Traces: every form of one file, every kind of bad row, and the public traces themselves.
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use kvrelay_core::request::PromptContent;
@@ -36,6 +37,18 @@ Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tok
 9.314579,2,4.5,GPT-4,1087,230,1317,API log
 ";
 
+const SPLITWISE: &str = "\
+request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size
+0,2,0,0.5,1,374,44
+1,2,0,4.814579,1,396,109
+";
+const AIPERF: &str = "\
+{\"session_id\": \"a\", \"timestamp\": 1000, \"input_length\": 700, \"output_length\": 40, \"priority\": 3}
+{\"session_id\": \"b\", \"timestamp\": 500.5, \"input_length\": 300, \"output_length\": 10}
+{\"session_id\": \"a\", \"delay\": 2000, \"input_length\": 150, \"output_length\": 20}
+{\"session_id\": \"a\", \"delay\": 0.25, \"timestamp\": 9000, \"input_length\": 10, \"output_length\": 5}
+";
+
 fn parsed(text: &str) -> Trace {
     parse("trace", text.as_bytes(), &TraceOptions::default()).unwrap()
 }
@@ -57,6 +70,7 @@ fn formats_are_recognised_and_read_in_their_units() {
         (LLMSERVINGSIM, Format::LlmServingSim, 4_314_579_000),
         (QWEN, Format::QwenBailian, 4_314_579_000),
         (BURSTGPT, Format::BurstGpt, 4_314_579_000),
+        (SPLITWISE, Format::Splitwise, 4_314_579_000),
     ] {
         let trace = parsed(text);
         assert_eq!((trace.format, times(&trace)), (format, vec![0, gap]));
@@ -75,7 +89,7 @@ fn formats_are_recognised_and_read_in_their_units() {
 /// A byte-order mark, CRLF, blank and trailing lines, a missing last newline, spaces around cells.
 #[test]
 fn every_form_of_a_file_is_the_same_records() {
-    for text in [MOONCAKE, AZURE, VIDUR, LLMSERVINGSIM, QWEN, BURSTGPT] {
+    for text in [MOONCAKE, AZURE, VIDUR, LLMSERVINGSIM, QWEN, BURSTGPT, SPLITWISE, AIPERF] {
         let plain = parsed(text);
         let crlf = text.replace('\n', "\r\n");
         let blank = text.replace('\n', "\n\n  \n");
@@ -232,7 +246,7 @@ fn what_is_no_trace_says_why() {
     assert!(error("{\"a\": 1}\n").contains("no known trace format has a;"));
     let bytes = |bytes: &[u8]| parse("trace", bytes, &TraceOptions::default()).unwrap_err().to_string();
     assert_eq!(bytes(b"a,b\n\xFF\n"), "trace, line 2: not UTF-8");
-    assert_eq!(bytes(b"\x1F\x8B\x08"), "trace, line 1: compressed with gzip; unpack it first");
+    assert!(bytes(b"\x1F\x8B\x08").starts_with("trace: cannot be unpacked with gzip: "));
     assert!(bytes(b"\xFF\xFEa\0").contains("UTF-16"));
     let azure = TraceOptions { format: Some(Format::Azure), ..TraceOptions::default() };
     assert!(
@@ -267,6 +281,143 @@ fn what_failed_when_the_trace_was_taken_is_left_out_and_counted() {
     assert!(error(&BURSTGPT.replace("1087", "0")).contains("line 3: Request tokens is 0;"));
     let all_failed = BURSTGPT.replace(",18,", ",0,").replace(",230,", ",0,");
     assert!(error(&all_failed).contains("0 rows"));
+}
+
+fn packed(text: &str) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(text.as_bytes()).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn packed_traces_are_the_same_traces() {
+    for text in [MOONCAKE, AZURE, AIPERF, &format!("\u{FEFF}{VIDUR}")] {
+        assert_eq!(parse("trace", &packed(text), &TraceOptions::default()).unwrap(), parsed(text));
+    }
+    let (head, tail) = AZURE.split_at(AZURE.len() - 20);
+    let members = [packed(head), packed(tail)].concat();
+    assert_eq!(parse("trace", &members, &TraceOptions::default()).unwrap(), parsed(AZURE));
+    let whole = packed(AZURE);
+    let torn = parse("trace", &whole[..whole.len() - 9], &TraceOptions::default()).unwrap_err().to_string();
+    assert!(torn.starts_with("trace: cannot be unpacked with gzip: "), "{torn}");
+    let bad_row = packed(&AZURE.replace("396", "x"));
+    let named = parse("trace.csv.gz", &bad_row, &TraceOptions::default()).unwrap_err().to_string();
+    assert!(named.starts_with("trace.csv.gz, line 3: ContextTokens is \"x\";"), "{named}");
+}
+
+#[test]
+fn zones_and_fractions_may_be_mixed_and_old_tables_lack_columns() {
+    let azure = "\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00+00:00,374,44
+2024-05-10 00:00:00.009930+00:00,10,5
+2024-05-10 00:00:01.5+00:00,20,6
+2024-05-10 02:00:02+02:00,30,7
+";
+    let trace = parsed(azure);
+    assert_eq!(times(&trace), [0, 9_930_000, 1_500_000_000, 2_000_000_000]);
+    let old = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n";
+    let trace = parsed(old);
+    assert_eq!((trace.format, trace.records[0].prompt_tokens), (Format::BurstGpt, 472));
+}
+
+#[test]
+fn aiperf_sessions_follow_each_other_and_carry_their_conversation() {
+    let trace = parsed(AIPERF);
+    assert_eq!((trace.format, trace.timed, trace.records.len()), (Format::AiPerf, true, 4));
+    let seen: Vec<_> = trace.records.iter().map(|one| (one.at.0, one.prompt_tokens, one.priority)).collect();
+    let start = 499_500_000;
+    assert_eq!(seen, [(0, 300, None), (start, 700, Some(3)), (start, 890, None), (start, 920, None)]);
+    let turns: Vec<_> =
+        trace.turns.iter().map(|turn| (turn.session, turn.number, turn.think.0, turn.earliest.0)).collect();
+    let later = 8_499_500_000;
+    assert_eq!(turns, [(0, 0, 0, 0), (1, 0, 0, start), (1, 1, 2_000_000_000, start), (1, 2, 250_000, later)]);
+    let blocks = |index: usize| {
+        let record = &trace.records[index];
+        record.content.block_hashes(record.prompt_tokens, 16)
+    };
+    assert!(blocks(2).starts_with(&blocks(1)) && blocks(3).starts_with(&blocks(2)) && blocks(1).len() == 43);
+    assert_eq!(trace.warnings, Vec::<String>::new());
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("sessions.jsonl.gz");
+    std::fs::write(&file, packed(AIPERF)).unwrap();
+    let load = |options: &TraceOptions, rate| Workload::from_trace(&file, options, rate, Class::default(), 3);
+    let workload = load(&TraceOptions::default(), None).unwrap();
+    let mut source = workload.source();
+    assert_eq!((source.pull().unwrap().at, source.pull().unwrap().at), (Time(0), Time(start)));
+    assert_eq!(source.next_at(), None);
+    source.completed(1, Time(600_000_000));
+    assert_eq!((source.next_at(), source.pull().unwrap().prompt_tokens), (Some(Time(2_600_000_000)), 890));
+    source.completed(2, Time(3_000_000_000));
+    // Not before its own timestamp.
+    assert_eq!(source.next_at(), Some(Time(later)));
+    let message = load(&TraceOptions::default(), Some(2.0)).unwrap_err().to_string();
+    assert!(message.contains("is a closed loop (4 requests of sessions.jsonl.gz (aiperf))"), "{message}");
+    let slot = TraceOptions { slot: Some(Nanos(1_000)), ..TraceOptions::default() };
+    assert!(load(&slot, None).unwrap_err().to_string().contains("slot= cannot spread them"));
+    let limit = TraceOptions { limit: Some(3), ..TraceOptions::default() };
+    assert_eq!(load(&limit, None).unwrap().turns().unwrap().len(), 3);
+}
+
+#[test]
+fn aiperf_rows_may_have_ids_texts_or_whole_conversations() {
+    let shared = "\
+{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 4, \"hash_ids\": [7, 18446744073709551615]}
+{\"session_id\": 1, \"timestamp\": 5, \"input_length\": 600, \"output_length\": 4, \"hash_ids\": [7, 8]}
+{\"session_id\": 1, \"input_length\": 600, \"output_length\": 4, \"hash_ids\": [9, 10]}
+";
+    let trace = parsed(shared);
+    assert_eq!(trace.format, Format::AiPerf, "sessions begin after rows that look like Mooncake's");
+    let ids = |index: usize| match &trace.records[index].content {
+        PromptContent::HashIds { ids, tokens_per_id: 512 } => ids.to_vec(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((ids(0), ids(1)), (vec![7, u64::MAX], vec![7, 8]));
+    assert_eq!((trace.records[2].prompt_tokens, &ids(2)[..2]), (1_204, &[7, 8][..]));
+    let whole = shared
+        .replace("\"session_id\"", "\"context_mode\": \"message_array_with_responses\", \"session_id\"");
+    let trace = parsed(&whole);
+    assert_eq!(trace.records[2].prompt_tokens, 600);
+    assert!(matches!(&trace.records[2].content, PromptContent::HashIds { ids, .. } if ids[..] == [9, 10]));
+
+    let short = parsed(&shared.replace("[7, 18446744073709551615]", "[7]"));
+    assert_eq!(short.warnings, ["1 row has more or fewer hash ids than its prompt has blocks"]);
+
+    let texts = "{\"text_input\": \"What is the capital of France?\", \"output_length\": 20}\n{\"input_length\": 3, \"output_length\": 1}\n";
+    let trace = parsed(texts);
+    assert_eq!((trace.format, trace.timed, trace.records[0].prompt_tokens), (Format::AiPerf, false, 8));
+    assert_eq!(trace.warnings, ["1 prompts are texts: their lengths are taken as 4 bytes a token"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("texts.jsonl");
+    std::fs::write(&file, texts).unwrap();
+    let load = |rate| Workload::from_trace(&file, &TraceOptions::default(), rate, Class::default(), 3);
+    assert!(load(None).unwrap_err().to_string().contains("without arrivals (input_length, output_length)"));
+    assert!(load(Some(4.0)).unwrap().arrivals[1].at > Time::ZERO);
+
+    for (text, message) in [
+        (
+            AIPERF.replace(", \"timestamp\": 500.5", ""),
+            "trace, line 2: timestamp is missing; it must be there:",
+        ),
+        (AIPERF.replace("2000", "-1"), "trace, line 3: delay is -1; it must be a pause in ms, at least 0"),
+        (
+            AIPERF.replace("3}", "0.5}"),
+            "trace, line 1: priority is 0.5; it must be a whole number of 32 bits",
+        ),
+        (AIPERF.replace("\"input_length\": 150, ", ""), "trace, line 3: input_length is missing;"),
+        (
+            AIPERF.replace("150", "16777216"),
+            "trace, line 3: the conversation up to input_length is 16777956;",
+        ),
+        (
+            texts.replace("\"What is the capital of France?\"", "5"),
+            "trace, line 1: text_input is 5; it must be a text",
+        ),
+    ] {
+        let seen = error(&text);
+        assert!(seen.starts_with(message), "{seen}\n{message}");
+    }
 }
 
 #[test]

@@ -11,6 +11,14 @@ pub enum TraceError {
         /// The system's message.
         message: String,
     },
+    /// The file is compressed, and cannot be unpacked.
+    #[error("{file}: cannot be unpacked with gzip: {problem}")]
+    Packed {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// The file is no text.
     #[error("{file}, line {line}: {problem}")]
     NotText {
@@ -114,6 +122,12 @@ pub enum TraceError {
     /// A limit of no rows.
     #[error("limit is 0; it must be at least 1 request")]
     LimitZero,
+    /// Slots were to be spread of arrivals that wait for completions.
+    #[error("{file}: has sessions, whose turns wait for each other: slot= cannot spread them")]
+    SlotOfSessions {
+        /// The file.
+        file: String,
+    },
     /// A slot of no time.
     #[error("slot is 0 s; it must be above 0")]
     SlotZero,

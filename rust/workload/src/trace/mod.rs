@@ -5,9 +5,11 @@
 //! with its file, line, field and value, and nothing is loaded. A unit mistake shows as arrivals
 //! that no trace has, which are refused until the unit is given.
 
+mod aiperf;
 mod check;
 mod error;
 mod format;
+mod gzip;
 mod rows;
 mod time;
 
@@ -16,6 +18,7 @@ use std::path::Path;
 use kvrelay_core::request::PromptContent;
 use kvrelay_core::time::{Nanos, Time};
 
+use crate::closed::Turn;
 use crate::record::Record;
 pub use error::TraceError;
 pub use format::Format;
@@ -45,8 +48,13 @@ pub struct Trace {
     pub file: String,
     /// Its format.
     pub format: Format,
-    /// Its requests, in time order from 0. In [`Format::Lengths`] all arrive at 0.
+    /// Whether it has arrivals. Without, all requests are at 0.
+    pub timed: bool,
+    /// Its requests, in time order from 0; where there are sessions, one session after the other, each
+    /// at its start.
     pub records: Vec<Record>,
+    /// By request its place in a session; empty where requests wait for nothing.
+    pub turns: Vec<Turn>,
     /// What was noticed and put right, or may surprise.
     pub warnings: Vec<String>,
 }
@@ -70,12 +78,18 @@ pub fn parse(file: &str, bytes: &[u8], options: &TraceOptions) -> Result<Trace, 
     if options.limit == Some(0) {
         return Err(TraceError::LimitZero);
     }
-    let Rows { layout, timed, num_failed } = read_rows(file, rows::text(file, bytes)?, options)?;
+    let bytes = gzip::unpacked(file, bytes)?;
+    let text = rows::text(file, &bytes)?;
+    let (layout, columns) = recognise(file, text, options)?;
+    let clock = unit_of(file, layout, options)?;
+    if layout.format == Format::AiPerf {
+        return aiperf::read(file, rows::lines(text), layout, clock, options);
+    }
+    let (timed, num_failed) = read_rows(file, text, layout, &columns, clock)?;
     if timed.is_empty() {
         return Err(TraceError::Empty { file: file.to_owned() });
     }
-    let mut trace =
-        Trace { file: file.to_owned(), format: layout.format, records: Vec::new(), warnings: Vec::new() };
+    let mut trace = Trace::new(file, layout, layout.arrival.is_some());
     if num_failed > 0 {
         trace.warnings.push(format!("{num_failed} requests without a response left out"));
     }
@@ -92,47 +106,58 @@ pub fn parse(file: &str, bytes: &[u8], options: &TraceOptions) -> Result<Trace, 
     Ok(trace)
 }
 
+impl Trace {
+    fn new(file: &str, layout: &Layout, timed: bool) -> Trace {
+        let (records, turns, warnings) = (Vec::new(), Vec::new(), Vec::new());
+        Trace { file: file.to_owned(), format: layout.format, timed, records, turns, warnings }
+    }
+}
+
 /// A row with its arrival as written, in nanoseconds.
 type Timed = (i128, Record);
 
-/// A file's rows, in its order.
-struct Rows {
-    layout: &'static Layout,
-    timed: Vec<Timed>,
-    /// Requests left out because they failed when the trace was taken.
-    num_failed: usize,
-}
-
-fn read_rows(file: &str, text: &str, options: &TraceOptions) -> Result<Rows, TraceError> {
-    let mut lines = rows::lines(text).peekable();
-    let first = *lines.peek().ok_or_else(|| TraceError::Empty { file: file.to_owned() })?;
+/// The layout of a file, and the columns of a table.
+fn recognise<'a>(
+    file: &str,
+    text: &'a str,
+    options: &TraceOptions,
+) -> Result<(&'static Layout, Vec<&'a str>), TraceError> {
+    let first = rows::lines(text).next().ok_or_else(|| TraceError::Empty { file: file.to_owned() })?;
     let json = first.text.starts_with('{');
     let columns = if json { Vec::new() } else { rows::columns(first.text) };
     let sample = if json { Some(Row::object(file, first)?) } else { None };
     let names = sample.as_ref().map_or(columns.clone(), Row::names);
     let named = options.format.map(Format::layout).filter(|layout| layout.json == json);
-    let layout = named.filter(|layout| json || layout.fields().iter().all(|field| names.contains(field)));
-    let recognised = if options.format.is_some() { layout } else { Layout::recognise(json, &names) };
+    let layout = named.filter(|layout| json || layout.fits(&names));
+    let recognised = if options.format.is_some() { layout } else { Layout::recognise(json, &names, text) };
     let layout = recognised.ok_or_else(|| TraceError::UnknownFormat {
         file: file.to_owned(),
         line: first.number,
         seen: rows::shortened(&names.join(", ")),
         known: Layout::all_described(),
     })?;
-    let unit = unit_of(file, layout, options)?;
-    if !json {
-        lines.next();
-    }
-    let mut rows = Rows { layout, timed: Vec::new(), num_failed: 0 };
-    for line in lines {
-        let row = if json { Row::object(file, line)? } else { Row::table(file, line, &columns)? };
+    Ok((layout, columns))
+}
+
+/// A file's rows, in its order, and how many requests were left out because they failed when the trace
+/// was taken.
+fn read_rows(
+    file: &str,
+    text: &str,
+    layout: &Layout,
+    columns: &[&str],
+    clock: Option<Clock>,
+) -> Result<(Vec<Timed>, usize), TraceError> {
+    let (mut timed, mut num_failed) = (Vec::new(), 0);
+    for line in rows::lines(text).skip(usize::from(!layout.json)) {
+        let row = if layout.json { Row::object(file, line)? } else { Row::table(file, line, columns)? };
         if layout.zero_is_failed && row.is_zero(layout.output) {
-            rows.num_failed += 1;
+            num_failed += 1;
         } else {
-            rows.timed.push(record(&row, layout, unit)?);
+            timed.push(record(&row, layout, clock)?);
         }
     }
-    Ok(rows)
+    Ok((timed, num_failed))
 }
 
 /// The clock to read arrivals by.

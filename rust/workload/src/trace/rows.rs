@@ -21,9 +21,6 @@ pub(super) struct Line<'a> {
 /// The text in `bytes`.
 pub(super) fn text<'a>(file: &str, bytes: &'a [u8]) -> Result<&'a str, TraceError> {
     let not_text = |line, problem| TraceError::NotText { file: file.to_owned(), line, problem };
-    if bytes.starts_with(&[0x1F, 0x8B]) {
-        return Err(not_text(1, "compressed with gzip; unpack it first"));
-    }
     if bytes.starts_with(&[0xFF, 0xFE]) || bytes.starts_with(&[0xFE, 0xFF]) {
         return Err(not_text(1, "UTF-16; save it as UTF-8"));
     }
@@ -149,7 +146,16 @@ impl<'a> Row<'a> {
 
     /// An arrival in nanoseconds, of a number in `unit`.
     pub(super) fn nanos(&self, field: &str, unit: TimeUnit) -> Result<i128, TraceError> {
-        let expected = format!("an arrival in {}, at least 0", unit.name());
+        self.time(field, unit, "an arrival")
+    }
+
+    /// A pause in nanoseconds, of a number in `unit`.
+    pub(super) fn pause(&self, field: &str, unit: TimeUnit) -> Result<i128, TraceError> {
+        self.time(field, unit, "a pause")
+    }
+
+    fn time(&self, field: &str, unit: TimeUnit, what: &str) -> Result<i128, TraceError> {
+        let expected = format!("{what} in {}, at least 0", unit.name());
         let text = self.scalar(field, &expected)?;
         let nanos = Decimal::parse(&text).and_then(|decimal| decimal.scaled(unit.nanos()));
         nanos.filter(|nanos| *nanos >= 0).ok_or_else(|| self.error(field, quoted(&text), expected))
@@ -160,6 +166,30 @@ impl<'a> Row<'a> {
         let expected = "a date-time such as 2023-11-16 18:15:46.6805900";
         let text = self.scalar(field, expected)?;
         date_time(&text).ok_or_else(|| self.error(field, quoted(&text), expected))
+    }
+
+    /// The value of a field that an object has, unless it is null.
+    pub(super) fn given(&self, field: &str) -> Option<&Value> {
+        match &self.cells {
+            Cells::Object(object) => object.get(field).filter(|value| !value.is_null()),
+            Cells::Table { .. } => None,
+        }
+    }
+
+    /// A text.
+    pub(super) fn string(&self, field: &str) -> Result<&str, TraceError> {
+        let value = self.given(field);
+        let missing = || self.error(field, value.map_or("missing".to_owned(), Value::to_string), "a text");
+        value.and_then(Value::as_str).ok_or_else(missing)
+    }
+
+    /// A whole number of 32 bits.
+    pub(super) fn integer(&self, field: &str) -> Result<i32, TraceError> {
+        let expected = "a whole number of 32 bits";
+        let text = self.scalar(field, expected)?;
+        let whole = Decimal::parse(&text).and_then(Decimal::whole);
+        let found = whole.and_then(|whole| i32::try_from(whole).ok());
+        found.ok_or_else(|| self.error(field, quoted(&text), expected))
     }
 
     /// A list of 64-bit ids.
