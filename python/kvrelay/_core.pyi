@@ -65,6 +65,10 @@ class Cluster:
         """
         Seconds that `tokens` prompt tokens take on a worker of `role`, alone and unloaded.
         """
+    def step_time(self, /, sums: tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex], role: str) -> float:
+        """
+        Seconds that a step with these sums takes on a worker of `role`, alone.
+        """
     @property
     def topology(self, /) -> str:
         """

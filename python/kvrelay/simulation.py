@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
 from tqdm.auto import tqdm
 
 from kvrelay import _core
-from kvrelay.checks import MAX_U64, number, text, whole
+from kvrelay.checks import MAX_TOKENS, MAX_U64, number, text, whole
 from kvrelay.describe import Cluster
 from kvrelay.errors import ConfigError
 from kvrelay.policies import PolicyLike, name_of, resolve
@@ -101,6 +102,58 @@ class _bar:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def interference(
+    cluster: Cluster,
+    prompt_tokens: Sequence[int] = (128, 256, 512, 1024, 2048, 4096),
+    *,
+    num_decode: int = 1,
+    context_tokens: int = 512,
+) -> pd.DataFrame:
+    """What a prompt in the same batch does to a decode step, which is why prefill and decode are kept
+    apart.
+
+    Parameters
+    ----------
+    num_decode, context_tokens
+        Requests that decode, and the context of each.
+
+    Returns
+    -------
+    Per prompt length: seconds of the decode step ``alone``, of the ``prefill`` alone and of both in one
+    step (``together``), and ``slowdown``, together over alone.
+
+    >>> cluster = Cluster("1M", model="opt-13b", gpu="a100-80gb", latency="vllm")
+    >>> interference(cluster, [128, 1024, 2048])["slowdown"].round(1).to_dict()
+    {128: 1.8, 1024: 7.4, 2048: 14.5}
+    """
+    role = cluster._role("mixed") if "M" in cluster._core.topology else cluster._role("decode")
+    num_decode = whole("num_decode", num_decode, 1)
+    context = num_decode * whole("context_tokens", context_tokens, 1)
+    rows = {}
+    for index, given in enumerate(prompt_tokens):
+        tokens = whole(f"prompt_tokens[{index}]", given, 1, MAX_TOKENS)
+
+        def step(prefill: int, decode: int, tokens: int = tokens) -> float:
+            sums = (
+                prefill,
+                prefill * tokens,
+                prefill * tokens,
+                prefill * tokens**2,
+                decode,
+                context if decode else 0,
+            )
+            return cluster._core.step_time(sums, role)
+
+        alone, together = step(0, num_decode), step(1, num_decode)
+        rows[tokens] = {
+            "alone": alone,
+            "prefill": step(1, 0),
+            "together": together,
+            "slowdown": together / alone,
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("prompt_tokens")
 
 
 @dataclass(frozen=True)

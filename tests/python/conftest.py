@@ -27,7 +27,7 @@ def workload(slo: kr.SLO) -> kr.Workload:
     return kr.Workload.poisson(rate=4.0, num_requests=200, prompt_tokens=512, output_tokens=64, slo=slo)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared() -> Path:
     if not SHARED.exists():
         pytest.skip("the folder of public traces, ../shared, is not here")

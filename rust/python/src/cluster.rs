@@ -364,6 +364,12 @@ impl Cluster {
         Ok(worker.latency.step(&kvrelay_core::step::StepShape::prefill(0, tokens)).as_secs_f64())
     }
 
+    /// Seconds that a step with these sums takes on a worker of `role`, alone.
+    fn step_time(&self, py: Python<'_>, sums: crate::latency::Sums, role: &str) -> PyResult<f64> {
+        let worker = self.worker_of(py, role)?;
+        Ok(worker.latency.step(&crate::latency::shape(sums)).as_secs_f64())
+    }
+
     /// Seconds that a decode step takes on a worker of `role`.
     fn decode_time(&self, py: Python<'_>, num_decode: u32, context_tokens: u64, role: &str) -> PyResult<f64> {
         let worker = self.worker_of(py, role)?;

@@ -13,9 +13,9 @@ use crate::error;
 
 /// A step's sums: chunks, prompt tokens, Σ(prefix + chunk), Σ((prefix + chunk)² − prefix²), decode
 /// rows, context tokens.
-type Sums = (u32, u64, u64, u64, u32, u64);
+pub(crate) type Sums = (u32, u64, u64, u64, u32, u64);
 
-fn shape(
+pub(crate) fn shape(
     (num_prefill, prefill_tokens, prefill_context, prefill_square, num_decode, decode_context): Sums,
 ) -> StepShape {
     StepShape { num_prefill, prefill_tokens, prefill_context, prefill_square, num_decode, decode_context }
