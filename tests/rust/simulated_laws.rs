@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use kvrelay_core::cluster::WorkerId;
 use kvrelay_core::metrics::PooledGaps;
 use kvrelay_core::policy::{BUILT_IN, Policy, built_in};
-use kvrelay_core::record::Status;
+use kvrelay_core::record::{Detail, Status};
 use kvrelay_core::request::{Arrival, PromptContent, Scheduled};
 use kvrelay_core::time::{Nanos, Time};
 use kvrelay_core::watch::Watch;
@@ -188,6 +188,10 @@ proptest! {
             run(&cluster, &arrivals, Box::new(Chaotic::new(seed)), &Options { seed, ..Options::default() }).unwrap()
         });
         prop_assert_eq!(&twice[0].log, &twice[1].log);
+        let options = Options { seed, detail: Detail::RequestsOnly, ..Options::default() };
+        let short = run(&cluster, &arrivals, Box::new(Chaotic::new(seed)), &options).unwrap();
+        prop_assert_eq!(&short.log.requests, &twice[0].log.requests);
+        prop_assert!(short.log.steps.is_empty() && short.log.gaps.is_empty());
     }
 
     /// C09: held + queue + prefill make up the TTFT exactly; transfer and decode queue lie behind

@@ -315,6 +315,16 @@ pub struct GapRun {
     pub weight: u32,
 }
 
+/// What is logged beside the requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// Every run of every worker, and every gap between tokens.
+    #[default]
+    All,
+    /// Nothing: a million requests then need little more memory than their records.
+    RequestsOnly,
+}
+
 /// All that a run leaves behind.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Log {

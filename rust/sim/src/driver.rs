@@ -12,7 +12,7 @@ use kvrelay_core::event::{Action, Done, EndedRow, Event, Progress, TransferId};
 use kvrelay_core::kv::Naming;
 use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::policy::{Policy, PolicyFault};
-use kvrelay_core::record::{FinishReason, Log};
+use kvrelay_core::record::{Detail, FinishReason, Log};
 use kvrelay_core::request::{Request, RequestId, Source};
 use kvrelay_core::scheduler::{Belief, Limits, Scheduler, Setup, WorkerConfig};
 use kvrelay_core::step::{Run, Seq};
@@ -144,6 +144,8 @@ pub struct Options {
     pub until: Option<Time>,
     /// Faults, at their times.
     pub injections: Vec<(Time, Injection)>,
+    /// What to log beside the requests.
+    pub detail: Detail,
     /// Count the scheduler's books anew after every instant.
     pub check_integrity: bool,
 }
@@ -251,6 +253,7 @@ pub fn simulate(
     scheduler.begin(Time::ZERO, options.seed)?;
     let mut driver = Driver::new(cluster, source, options);
     scheduler.watch_progress(Box::new(driver.runs.clone()));
+    scheduler.log_detail(options.detail);
     let (mut events, mut actions) = (Vec::new(), Vec::new());
     let (mut now, mut num_instants, mut num_idle) = (Time::ZERO, 0u64, 0u64);
     while let Some(next) =

@@ -17,7 +17,7 @@ use crate::cluster::WorkerId;
 use crate::event::{Action, Done, Event, Progress};
 use crate::kv::{BlockId, BlockPool, IntegrityError, Naming};
 use crate::policy::{ClusterView, Decision, Outcome, Policy, PolicyFault};
-use crate::record::{Log, RequestRecord, Status};
+use crate::record::{Detail, Log, RequestRecord, Status};
 use crate::request::RequestId;
 use crate::time::{Nanos, Time};
 use live::{Ending, Live};
@@ -100,6 +100,11 @@ impl Scheduler {
     /// Lets policies see how far runs in progress have come; without it they see each as it began.
     pub fn watch_progress(&mut self, progress: Box<dyn Progress>) {
         self.state.progress = Some(progress);
+    }
+
+    /// What to log beside the requests from now on.
+    pub fn log_detail(&mut self, detail: Detail) {
+        self.state.detail = detail;
     }
 
     /// Exchanges the policy in mid-run, as a driver does after a fault. Nothing else changes.

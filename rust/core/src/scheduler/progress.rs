@@ -5,7 +5,7 @@ use super::state::State;
 use crate::cluster::WorkerId;
 use crate::event::{Action, Done, EndedRow};
 use crate::kv::Holder;
-use crate::record::{GapRun, Status, StepRecord};
+use crate::record::{Detail, GapRun, Status, StepRecord};
 use crate::request::RequestId;
 use crate::step::{Row, StepShape, Stretch};
 use crate::time::{Picos, Time};
@@ -86,7 +86,7 @@ impl State {
         let end = worker.clock.advance(times.busy);
         self.accept_dirty |= worker.role.decodes();
         self.touch(done.worker);
-        self.log.steps.push(StepRecord {
+        let record = StepRecord {
             worker: done.worker,
             seq: done.seq,
             start: outstanding.start,
@@ -95,7 +95,10 @@ impl State {
             shape: outstanding.shape,
             emitted: done.emitted.iter().map(|count| u64::from(*count)).sum(),
             held_blocks: outstanding.held_blocks,
-        });
+        };
+        if self.detail == Detail::All {
+            self.log.steps.push(record);
+        }
         let draining = |row: &Row| self.requests[row.request].phase() == Phase::Draining;
         let goes_on = |(row, emitted): &(&Row, &u32)| row.decode && **emitted > 1 && !draining(row);
         let streams = rows.iter().zip(&done.emitted).filter(goes_on).count();
@@ -115,7 +118,7 @@ impl State {
 
     /// The gaps between the tokens of a run, of so many streams that emitted all of them.
     fn log_interior_gaps(&mut self, times: &TokenTimes, streams: u32) {
-        if streams > 0 {
+        if streams > 0 && self.detail == Detail::All {
             let gaps = times.interior.iter().map(|stretch| GapRun {
                 first: stretch.first,
                 delta: stretch.delta,
@@ -219,6 +222,7 @@ impl State {
             record.max_gap = Some(record.max_gap.map_or(longest, |before| before.max(longest)));
             // Streams that went on together share their gap: one entry for all of them.
             match self.log.gaps.last_mut() {
+                _ if self.detail == Detail::RequestsOnly => {}
                 Some(run) if run.first == gap && run.count == 1 => run.weight += 1,
                 _ => self.log.gaps.push(GapRun { first: gap, delta: 0, count: 1, weight: 1 }),
             }

@@ -11,7 +11,7 @@ use crate::cluster::{Role, WorkerId};
 use crate::event::{Progress, TransferId};
 use crate::kv::{IntegrityError, Table};
 use crate::latency::{LatencyModel, Link};
-use crate::record::Log;
+use crate::record::{Detail, Log};
 use crate::request::RequestId;
 use crate::time::Time;
 
@@ -99,6 +99,7 @@ pub(crate) struct State {
     /// Something changed that may let a decode worker accept.
     pub(crate) accept_dirty: bool,
     pub(crate) log: Log,
+    pub(crate) detail: Detail,
     pub(crate) progress: Option<Box<dyn Progress>>,
 }
 
@@ -124,6 +125,7 @@ impl State {
             place_dirty: false,
             accept_dirty: false,
             log: Log::default(),
+            detail: Detail::default(),
             progress: None,
         }
     }
