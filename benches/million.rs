@@ -75,7 +75,7 @@ impl Case {
         let topology = format!("{num_prefill}P{}D", num_prefill / 2);
         let mut case = Case::azure(&topology, 3.3 * f64::from(num_prefill), count, "disaggregated");
         for worker in &mut case.cluster.workers {
-            worker.num_blocks = 8_000;
+            worker.num_blocks = 3_000;
         }
         case
     }
@@ -142,8 +142,8 @@ fn main() {
         Case::azure("12P6D", 40.0, count, "disaggregated"),
         Case::azure("1P1D", 4.5, count, "disaggregated"),
         Case::azure("12P6D", 40.0, count, "goodput"),
-        Case::many_workers(6, count / 5),
-        Case::many_workers(666, count / 5),
+        Case::many_workers(6, count),
+        Case::many_workers(666, count),
     ];
     for case in cases.into_iter().chain(Case::mooncake(9)) {
         case.measure();

@@ -92,6 +92,30 @@ fn pools() -> impl Strategy<Value = u32> {
 }
 
 proptest! {
+    // Counting the books of so many workers takes its time.
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Of very many workers the least loaded is found by an order, which is checked against a scan where
+    /// it is asked, and against the books after every instant.
+    #[test]
+    fn very_many_workers(
+        topology in prop::sample::select(vec!["40P30D", "60M", "30P20D10M"]),
+        num_blocks in pools(),
+        latency in latencies(),
+        arrivals in arrivals(),
+        injections in injections(60),
+        seed in any::<u64>(),
+        chaotic in any::<bool>(),
+        named in prop::sample::select(BUILT_IN.to_vec()),
+    ) {
+        let policy = if chaotic { Box::new(Chaotic::new(seed)) as Box<dyn Policy> } else { built_in(named).unwrap() };
+        let options = Options { seed, injections, check_integrity: true, ..Options::default() };
+        let result = run(&cluster(topology, num_blocks, latency), &arrivals, policy, &options).unwrap();
+        prop_assert_eq!(result.log.requests.len(), arrivals.len());
+    }
+}
+
+proptest! {
     /// Laws 2 and 3: books balance after every instant, and when all is over nothing is held,
     /// whatever a policy does and whatever breaks; nothing is lost and nothing counted twice.
     #[test]

@@ -11,8 +11,7 @@ pub fn default_place(request: &RequestView<'_>, cluster: &ClusterView<'_>) -> Op
             if worker.role() == Role::Mixed { request.longest() } else { u64::from(request.prompt_tokens()) };
         worker.is_up() && worker.role().takes_prompts() && worker.can_ever_hold(tokens)
     };
-    let load = |worker: &WorkerView<'_>| (worker.queued_tokens(), worker.num_running());
-    cluster.workers().filter(holds).min_by_key(load).map(|worker| worker.id().into())
+    cluster.least_queued(holds).map(|worker| worker.id().into())
 }
 
 /// Now: room is a matter of the pool, not of taste.

@@ -128,6 +128,46 @@ impl<'a> ClusterView<'a> {
         self.workers().filter(|worker| eligible(worker)).min_by_key(|worker| worker.load(metric))
     }
 
+    /// Of the workers that decode and are up, the one with the least context among those that
+    /// `eligible` holds for; ties go to the first.
+    pub(crate) fn least_context(&self, eligible: impl Fn(&WorkerView<'a>) -> bool) -> Option<WorkerView<'a>> {
+        let Some(ranks) = &self.state.ranks else {
+            return self.least_loaded(LoadMetric::ContextTokens, eligible);
+        };
+        let mut best: Option<(u64, WorkerView<'a>)> = None;
+        for (credited, id) in ranks.by_context() {
+            if best.is_some_and(|(least, _)| credited > least) {
+                break;
+            }
+            let Some(worker) = self.worker(id).filter(&eligible) else { continue };
+            let context = worker.context_tokens();
+            if best.is_none_or(|(least, found)| (context, id) < (least, found.id())) {
+                best = Some((context, worker));
+            }
+        }
+        let best = best.map(|(_, worker)| worker);
+        debug_assert_eq!(
+            best.map(|worker| worker.id()),
+            self.least_loaded(LoadMetric::ContextTokens, eligible).map(|worker| worker.id()),
+        );
+        best
+    }
+
+    /// Of the workers that take prompts and are up, the one with the fewest queued prompt tokens (then
+    /// the fewest requests that decode) among those that `eligible` holds for; ties go to the first.
+    pub(crate) fn least_queued(&self, eligible: impl Fn(&WorkerView<'a>) -> bool) -> Option<WorkerView<'a>> {
+        let load = |worker: &WorkerView<'_>| (worker.queued_tokens(), worker.num_running());
+        let Some(ranks) = &self.state.ranks else {
+            return self.workers().filter(eligible).min_by_key(load);
+        };
+        let best = ranks.by_prompts().filter_map(|id| self.worker(id)).find(&eligible);
+        debug_assert_eq!(
+            best.map(|worker| worker.id()),
+            self.workers().filter(&eligible).min_by_key(load).map(|worker| worker.id()),
+        );
+        best
+    }
+
     /// Per worker, in order: prompt tokens of the request that its prefix cache holds.
     pub fn prefix_hits(&self, request: &RequestView<'_>) -> Vec<u32> {
         self.workers().map(|worker| worker.prefix_hit(request)).collect()

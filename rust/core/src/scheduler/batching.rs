@@ -235,6 +235,7 @@ impl State {
         }
         let kv = self.take_room(worker, id, u64::from(target), target - 1);
         self.worker(worker).queued_tokens -= u64::from(kv.computed);
+        self.rank(worker);
         self.requests[id].kv = Some(kv);
         true
     }

@@ -381,6 +381,7 @@ impl State {
         let entry = self.worker(worker);
         (entry.up, entry.ready) = (false, false);
         let outstanding = entry.outstanding.take();
+        self.rank(worker);
         let rows = outstanding.map(|outstanding| outstanding.run.step.rows).unwrap_or_default();
         let mut delivered = Vec::new();
         for row in rows.iter() {

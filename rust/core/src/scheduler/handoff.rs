@@ -9,7 +9,7 @@ use super::{RequestId, Scheduler};
 use crate::cluster::WorkerId;
 use crate::event::{Action, TransferId};
 use crate::kv::{Holder, Table};
-use crate::policy::{Acceptance, ClusterView, Decision, LoadMetric, PolicyFault, RequestView, WorkerView};
+use crate::policy::{Acceptance, ClusterView, Decision, PolicyFault, RequestView, WorkerView};
 use crate::record::Status;
 
 /// A transfer under way.
@@ -120,7 +120,7 @@ impl State {
         };
         let cluster = ClusterView::new(self);
         let named = live.decode_at.and_then(|at| cluster.worker(at)).filter(eligible);
-        let chosen = named.or_else(|| cluster.least_loaded(LoadMetric::ContextTokens, eligible));
+        let chosen = named.or_else(|| cluster.least_context(eligible));
         chosen.map(|worker| worker.id())
     }
 
@@ -161,6 +161,7 @@ impl State {
         target.pool.pin(&destinations, Holder::Transfer);
         target.incoming_tokens += u64::from(computed);
         target.num_incoming += 1;
+        self.rank(to);
         let entry = Transfer { request: Some(id), from, to, sources, destinations, tokens: computed };
         self.transfers.insert(transfer, entry);
         actions.push(Action::Transfer { id: transfer, request: id, from, to, num_blocks, blocks });
@@ -187,6 +188,7 @@ impl State {
         if !quiesced {
             self.quarantine.insert(id, (transfer.to, transfer.destinations.clone()));
         }
+        // Ranks both.
         self.room_changed(transfer.from);
         self.room_changed(transfer.to);
         Some(transfer)

@@ -10,6 +10,7 @@ mod commands;
 pub(crate) mod handoff;
 pub(crate) mod live;
 mod progress;
+mod ranks;
 pub(crate) mod state;
 pub(crate) mod worker;
 

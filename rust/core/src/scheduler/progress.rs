@@ -113,6 +113,7 @@ impl State {
             "ended rows of worker {} are rows of its run, in order",
             done.worker.0
         );
+        self.rank(done.worker);
         Some(Ran { worker: done.worker, shape: outstanding.shape, steps: done.steps(), duration: times.busy })
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::handoff::Transfer;
 use super::live::Phase;
 use super::live::Table as Requests;
+use super::ranks::Ranks;
 use super::worker::Worker;
 use crate::cluster::{Role, WorkerId};
 use crate::event::{Progress, TransferId};
@@ -74,6 +75,8 @@ pub(crate) struct State {
     pub(crate) belief: Belief,
     pub(crate) requests: Requests,
     pub(crate) workers: Vec<Worker>,
+    /// Kept where there are very many workers.
+    pub(crate) ranks: Option<Ranks>,
     /// Arrived; admission has not been asked.
     pub(crate) fresh: VecDeque<RequestId>,
     /// Held by admission, by the time it is asked again.
@@ -110,6 +113,7 @@ impl State {
             limits,
             belief,
             requests: Requests::default(),
+            ranks: Ranks::of(&workers),
             workers,
             fresh: VecDeque::new(),
             held: BTreeSet::new(),
@@ -159,6 +163,14 @@ impl State {
         if !std::mem::replace(&mut self.workers[worker.index()].dirty, true) {
             self.touched.push(worker);
         }
+        self.rank(worker);
+    }
+
+    /// What is queued, decodes or comes in at `worker` has changed.
+    pub(crate) fn rank(&mut self, worker: WorkerId) {
+        if let Some(ranks) = &mut self.ranks {
+            ranks.update(&self.workers[worker.index()]);
+        }
     }
 
     /// Counts everything anew: holders of blocks, queues, sums, phases.
@@ -189,6 +201,9 @@ impl State {
                 worker.context_tokens,
                 context,
             )?;
+        }
+        if let Some(ranks) = &self.ranks {
+            ranks.check(&self.workers)?;
         }
         self.check_phases()
     }
