@@ -86,14 +86,10 @@ impl State {
                 request.prompt_tokens, request.max_tokens
             ));
         }
-        let largest = |takes: fn(Role) -> bool| {
-            let workers = self.workers.iter().filter(|worker| takes(worker.role));
-            workers.map(|worker| worker.pool.num_blocks()).max().unwrap_or(0)
-        };
         let blocks = |tokens: u64| tokens.div_ceil(u64::from(self.limits.block_tokens));
         let needs = [
-            (u64::from(request.prompt_tokens), largest(|_| true), "prompt"),
-            (longest, largest(Role::decodes), "prompt + max_tokens"),
+            (u64::from(request.prompt_tokens), self.largest_pool, "prompt"),
+            (longest, self.largest_decode_pool, "prompt + max_tokens"),
         ];
         needs.into_iter().find(|(tokens, room, _)| blocks(*tokens) > u64::from(*room)).map(
             |(tokens, room, what)| {
@@ -338,6 +334,7 @@ impl State {
             return;
         }
         self.workers[worker.index()].role = role;
+        self.measure_pools();
         self.room_changed(worker);
         self.cut(worker, actions);
         actions.push(Action::SetRole { worker, role });

@@ -75,6 +75,9 @@ pub(crate) struct State {
     pub(crate) belief: Belief,
     pub(crate) requests: Requests,
     pub(crate) workers: Vec<Worker>,
+    /// Blocks of the largest pool, and of the largest one of a worker that decodes.
+    pub(crate) largest_pool: u32,
+    pub(crate) largest_decode_pool: u32,
     /// Kept where there are very many workers.
     pub(crate) ranks: Option<Ranks>,
     /// Arrived; admission has not been asked.
@@ -108,11 +111,13 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(limits: Limits, belief: Belief, workers: Vec<Worker>) -> State {
-        State {
+        let mut state = State {
             now: Time::ZERO,
             limits,
             belief,
             requests: Requests::default(),
+            largest_pool: 0,
+            largest_decode_pool: 0,
             ranks: Ranks::of(&workers),
             workers,
             fresh: VecDeque::new(),
@@ -131,7 +136,9 @@ impl State {
             log: Log::default(),
             detail: Detail::default(),
             progress: None,
-        }
+        };
+        state.measure_pools();
+        state
     }
 
     pub(crate) fn worker(&mut self, id: WorkerId) -> &mut Worker {
@@ -164,6 +171,15 @@ impl State {
             self.touched.push(worker);
         }
         self.rank(worker);
+    }
+
+    /// Roles are new.
+    pub(crate) fn measure_pools(&mut self) {
+        let largest = |takes: fn(Role) -> bool| {
+            let workers = self.workers.iter().filter(|worker| takes(worker.role));
+            workers.map(|worker| worker.pool.num_blocks()).max().unwrap_or(0)
+        };
+        (self.largest_pool, self.largest_decode_pool) = (largest(|_| true), largest(Role::decodes));
     }
 
     /// What is queued, decodes or comes in at `worker` has changed.
