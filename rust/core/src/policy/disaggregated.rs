@@ -1,6 +1,6 @@
 //! `disaggregated`: first come, first served in each pool.
 
-use super::{ClusterView, Decision, LoadMetric, Placement, Policy, RequestView};
+use super::{ClusterView, Decision, Placement, Policy, RequestView};
 use crate::cluster::Role;
 
 /// Prompts on the prefill worker with the fewest queued tokens, decode on the decode worker with
@@ -16,7 +16,7 @@ impl Policy for Disaggregated {
 
     fn place(&mut self, request: &RequestView<'_>, cluster: &ClusterView<'_>) -> Decision<Option<Placement>> {
         let prompt = u64::from(request.prompt_tokens());
-        let prefill = cluster.least_loaded(LoadMetric::QueuedTokens, |worker| {
+        let prefill = cluster.least_queued(|worker| {
             worker.is_up() && worker.role() == Role::Prefill && worker.can_ever_hold(prompt)
         });
         Ok(match prefill {
