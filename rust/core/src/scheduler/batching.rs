@@ -125,16 +125,15 @@ impl State {
         for id in batch.preempt {
             self.preempt(worker, id);
         }
-        let decode = batch.decode.unwrap_or_else(|| self.workers[worker.index()].running.clone());
-        let mut rows = self.decode_rows(worker, decode, batch.prefill.len());
+        let mut rows = self.decode_rows(worker, batch.decode.as_deref(), batch.prefill.len());
         let wants_prefill = !batch.prefill.is_empty();
         self.prefill_rows(worker, batch.prefill, &mut rows);
         if rows.is_empty() && wants_prefill {
             // None of the prompts found room: room only comes from those who decode.
-            let running = self.workers[worker.index()].running.clone();
-            rows = self.decode_rows(worker, running, 0);
+            rows = self.decode_rows(worker, None, 0);
         }
         if rows.is_empty() {
+            self.rows = rows;
             self.idle.insert(worker);
             return;
         }
@@ -144,7 +143,10 @@ impl State {
         } else {
             1
         };
-        self.order(worker, Run { step: Step { rows: rows.into() }, repeat }, actions);
+        let step = Step { rows: rows[..].into() };
+        rows.clear();
+        self.rows = rows;
+        self.order(worker, Run { step, repeat }, actions);
     }
 
     fn order(&mut self, worker: WorkerId, run: Run, actions: &mut Vec<Action>) {
@@ -176,12 +178,25 @@ impl State {
         actions.push(Action::Run { worker, seq, run });
     }
 
-    /// Rows of those who decode, each with a block for its next token. When the pool has none left
-    /// the latest to join is preempted, so the oldest always gets on.
-    fn decode_rows(&mut self, worker: WorkerId, chosen: Vec<RequestId>, num_prefill: usize) -> Vec<Row> {
+    /// Rows of those who decode (everybody when `None`), each with a block for its next token. When the
+    /// pool has none left the latest to join is preempted, so the oldest always gets on.
+    fn decode_rows(
+        &mut self,
+        worker: WorkerId,
+        chosen: Option<&[RequestId]>,
+        num_prefill: usize,
+    ) -> Vec<Row> {
         let slots = (self.limits.max_batch as usize).saturating_sub(num_prefill);
-        let mut rows: Vec<Row> = Vec::with_capacity(chosen.len().min(slots));
-        for id in chosen.into_iter().take(slots) {
+        let running = self.workers[worker.index()].running.len();
+        let count = chosen.map_or(running, <[RequestId]>::len).min(slots);
+        let mut rows: Vec<Row> = std::mem::take(&mut self.rows);
+        for index in 0..count {
+            // Only the latest are preempted, so what comes before them stays where it is.
+            let next = match chosen {
+                Some(chosen) => Some(chosen[index]),
+                None => self.workers[worker.index()].running.get(index).copied(),
+            };
+            let Some(id) = next else { break };
             while self.requests[id].phase() == Phase::Decoding(worker) && !self.extend_table(worker, id, 1) {
                 let victim = *self.workers[worker.index()].running.last().expect("the asking one runs");
                 rows.retain(|row| row.request != victim);

@@ -1,5 +1,7 @@
 //! A run is over: tokens are credited, and requests move on.
 
+use std::borrow::Cow;
+
 use super::live::Phase;
 use super::state::State;
 use crate::cluster::WorkerId;
@@ -20,25 +22,28 @@ pub(super) struct Ran {
 }
 
 /// When the tokens of a run were emitted.
-struct TokenTimes {
+struct TokenTimes<'a> {
     start: Picos,
-    stretches: Vec<Stretch>,
-    /// The stretches without the first step: each step a gap.
-    interior: Vec<Stretch>,
+    stretches: Cow<'a, [Stretch]>,
     busy: Picos,
 }
 
-impl TokenTimes {
-    fn new(start: Picos, stretches: Vec<Stretch>) -> TokenTimes {
-        let first = stretches.first().and_then(|stretch| stretch.skip(1));
-        let interior = first.into_iter().chain(stretches.iter().skip(1).copied()).collect();
+impl<'a> TokenTimes<'a> {
+    fn new(start: Picos, stretches: impl Into<Cow<'a, [Stretch]>>) -> TokenTimes<'a> {
+        let stretches = stretches.into();
         let busy = stretches.iter().map(|stretch| stretch.total(stretch.steps)).sum();
-        TokenTimes { start, stretches, interior, busy }
+        TokenTimes { start, stretches, busy }
+    }
+
+    /// The stretches without the first step: each step a gap.
+    fn interior(&self) -> impl Iterator<Item = Stretch> {
+        let first = self.stretches.first().and_then(|stretch| stretch.skip(1));
+        first.into_iter().chain(self.stretches.iter().skip(1).copied())
     }
 
     /// Those of the first `steps` steps, at least one.
-    fn first(&self, mut steps: u32) -> TokenTimes {
-        let mut stretches = self.stretches.clone();
+    fn first(&self, mut steps: u32) -> TokenTimes<'static> {
+        let mut stretches = self.stretches.to_vec();
         stretches.retain_mut(|stretch| {
             stretch.steps = stretch.steps.min(steps);
             steps -= stretch.steps;
@@ -56,7 +61,7 @@ impl TokenTimes {
     }
 
     fn longest_interior(&self) -> Option<Picos> {
-        self.interior.iter().map(Stretch::longest).max()
+        self.interior().map(|stretch| stretch.longest()).max()
     }
 
     fn ends(&self) -> impl Iterator<Item = Picos> {
@@ -82,7 +87,7 @@ impl State {
         let outstanding = worker.outstanding.take_if(|outstanding| outstanding.seq == done.seq)?;
         let rows = &outstanding.run.step.rows;
         assert_eq!(done.emitted.len(), rows.len(), "rows of worker {} run {}", done.worker.0, done.seq.0);
-        let times = TokenTimes::new(worker.clock.exact(), done.stretches.clone());
+        let times = TokenTimes::new(worker.clock.exact(), &done.stretches[..]);
         let end = worker.clock.advance(times.busy);
         self.accept_dirty |= worker.role.decodes();
         self.touch(done.worker);
@@ -118,9 +123,9 @@ impl State {
     }
 
     /// The gaps between the tokens of a run, of so many streams that emitted all of them.
-    fn log_interior_gaps(&mut self, times: &TokenTimes, streams: u32) {
+    fn log_interior_gaps(&mut self, times: &TokenTimes<'_>, streams: u32) {
         if streams > 0 && self.detail == Detail::All {
-            let gaps = times.interior.iter().map(|stretch| GapRun {
+            let gaps = times.interior().map(|stretch| GapRun {
                 first: stretch.first,
                 delta: stretch.delta,
                 count: stretch.steps,
@@ -136,7 +141,7 @@ impl State {
         row: &Row,
         emitted: u32,
         end: Option<&EndedRow>,
-        times: &TokenTimes,
+        times: &TokenTimes<'_>,
         actions: &mut Vec<Action>,
     ) {
         let id = row.request;
@@ -189,7 +194,7 @@ impl State {
     }
 
     /// Of the tokens of a run that a draining request was in, those emitted before it ended count.
-    fn emit_before_ending(&mut self, id: RequestId, emitted: u32, times: &TokenTimes) {
+    fn emit_before_ending(&mut self, id: RequestId, emitted: u32, times: &TokenTimes<'_>) {
         let ended = self.requests[id].ending.as_ref().expect("a draining request has ended").at;
         let in_time = times.ends().take(emitted as usize).take_while(|end| event_time(*end) <= ended);
         let count = in_time.count() as u32;
@@ -213,7 +218,7 @@ impl State {
     }
 
     /// Records the times of `count` tokens, one a step.
-    fn emit(&mut self, id: RequestId, count: u32, times: &TokenTimes) {
+    fn emit(&mut self, id: RequestId, count: u32, times: &TokenTimes<'_>) {
         let live = &mut self.requests[id];
         let record = &mut live.record;
         let first_end = times.first_end();

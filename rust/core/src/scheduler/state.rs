@@ -14,6 +14,7 @@ use crate::kv::{IntegrityError, Table};
 use crate::latency::{LatencyModel, Link};
 use crate::record::{Detail, Log};
 use crate::request::RequestId;
+use crate::step::Row;
 use crate::time::Time;
 
 /// Limits on batches, the same for all workers.
@@ -96,6 +97,8 @@ pub(crate) struct State {
     pub(crate) timers: BTreeSet<(Time, WorkerId)>,
     /// Workers that have work and were given nothing to do: what they wait for may be anywhere.
     pub(crate) idle: BTreeSet<WorkerId>,
+    /// Rows of the batch that is being made; kept for its memory.
+    pub(crate) rows: Vec<Row>,
     /// Workers whose `dirty` is set.
     pub(crate) touched: Vec<WorkerId>,
     /// Room came free or a hand-over began somewhere since the idle ones were asked.
@@ -129,6 +132,7 @@ impl State {
             next_transfer: 0,
             timers: BTreeSet::new(),
             idle: BTreeSet::new(),
+            rows: Vec::new(),
             touched: Vec::new(),
             idle_dirty: false,
             place_dirty: false,
