@@ -8,7 +8,7 @@ use kvrelay_core::latency::models::model;
 use kvrelay_core::latency::roofline::{Efficiencies, Roofline};
 use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::scheduler::Limits;
-use kvrelay_sim::{Links, SimCluster, SimWorker};
+use kvrelay_sim::{Delays, Links, SimCluster, SimWorker};
 use kvrelay_workload::{Class, Workload};
 
 /// Requests with the lengths of Azure's conversations at 40 a second, gaps as bursty as published.
@@ -50,6 +50,7 @@ pub fn cluster(topology: &str) -> SimCluster {
             ..Link::INSTANT
         }),
         kv_bytes_per_token: model.kv_bytes_per_token(),
+        delays: Delays::default(),
         neighbours: None,
         belief: None,
     }

@@ -26,7 +26,7 @@ class Cluster:
     """
     Workers of a topology, with their latency, KV capacity and link.
     """
-    def __new__(cls, /, topology: str, model: str, gpu: str, latency_spec: str | LatencyTable | Any, tp: SupportsLenAndGetItem[SupportsIndex], link_name: str | None, link_bandwidth: SupportsFloat | SupportsIndex | None, link_latency: SupportsFloat | SupportsIndex, network: Incomplete | None, kv_tokens: SupportsIndex | None, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex | None, prefix_caching: bool) -> Cluster:
+    def __new__(cls, /, topology: str, model: str, gpu: str, latency_spec: str | LatencyTable | Any, tp: SupportsLenAndGetItem[SupportsIndex], link_name: str | None, link_bandwidth: SupportsFloat | SupportsIndex | None, link_latency: SupportsFloat | SupportsIndex, network: Incomplete | None, delays: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex], kv_tokens: SupportsIndex | None, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex | None, prefix_caching: bool) -> Cluster:
         """
         `tp` is per role: prefill, decode, mixed. `kv_tokens` replaces the capacity of every worker.
         """
@@ -671,7 +671,7 @@ def profile_names() -> list[str]:
     Names of the published latency profiles.
     """
 
-def simulate(workload: Workload, cluster: Cluster, policy_object: Any, belief: str | None, seed: SupportsIndex, oracle: bool, until: SupportsFloat | SupportsIndex | None, single_steps: bool, progress: Any | None) -> Result:
+def simulate(workload: Workload, cluster: Cluster, policy_object: Any, belief: str | None, seed: SupportsIndex, oracle: bool, until: SupportsFloat | SupportsIndex | None, single_steps: bool, faults: SupportsGetItem[int, tuple[SupportsIndex, SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex | None]], progress: Any | None) -> Result:
     """
     Runs a workload through a simulated cluster. The loop stays on the calling thread, without the
     GIL but for a Python policy's calls; `progress(arrived, over, seconds)` is called now and then.

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from kvrelay import _core
@@ -230,10 +231,63 @@ def _latency_spec(latency: Any) -> Any:
     raise ConfigError(f"latency is {latency!r}; it must be a name, a kvrelay.LatencyTable or a callable")
 
 
+def _delay(name: str, seconds: Any) -> float:
+    seconds = number(name, seconds, 0.0)
+    if seconds > 86_400.0:
+        raise ConfigError(f"{name} is {seconds:g} s; it must be at most a day, 86400 s")
+    return seconds
+
+
 def _link_spec(name: str, link: str | Link | None) -> tuple[str | None, float | None, float]:
     if isinstance(link, Link):
         return None, float(link.bandwidth), float(link.latency)
     return None if link is None else text(name, link), None, 0.0
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A worker that is lost at ``at`` with all its KV, and back, empty, at ``until`` (seconds since the run
+    began; never when ``None``). From 0 on, it is a replica that starts up.
+
+    >>> Outage(worker=1, at=10.0, until=12.5)
+    Outage(worker=1, at=10.0, until=12.5)
+    """
+
+    worker: int
+    at: float
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        whole("outage worker", self.worker, 0)
+        number("outage at", self.at, 0.0)
+        if self.until is not None and not number("outage until", self.until, 0.0) > self.at:
+            raise ConfigError(f"outage of worker {self.worker}: until {self.until} is not after at {self.at}")
+
+
+def random_outages(
+    num_workers: int, *, duration: float, mean_time_between: float, mean_time_to_repair: float, seed: int = 0
+) -> list[Outage]:
+    """Outages of every worker over ``duration`` seconds: exponential times between the end of one and the
+    start of the next, and until it is over.
+
+    >>> random_outages(2, duration=100.0, mean_time_between=60.0, mean_time_to_repair=5.0, seed=3)[0].worker
+    0
+    """
+    for name, value in (
+        ("mean_time_between", mean_time_between),
+        ("mean_time_to_repair", mean_time_to_repair),
+    ):
+        if not number(name, value, 0.0) > 0.0:
+            raise ConfigError(f"{name} is {value}; it must be above 0")
+    rng = np.random.default_rng(whole("seed", seed, 0, MAX_U64))
+    outages = []
+    for worker in range(whole("num_workers", num_workers, 1)):
+        at = rng.exponential(mean_time_between)
+        while at < number("duration", duration, 0.0):
+            until = at + rng.exponential(mean_time_to_repair)
+            outages.append(Outage(worker, float(at), float(until)))
+            at = until + rng.exponential(mean_time_between)
+    return outages
 
 
 class Cluster:
@@ -268,6 +322,9 @@ class Cluster:
         Prompt and output at their longest; no limit when ``None``.
     prefix_caching
         Whether prompts share the KV of equal prefixes.
+    decision_time, role_switch_time
+        Seconds before every run that a scheduler takes to decide, and before the first run after a change
+        of role; part of the first step's time.
 
     >>> Cluster("2P1D", model="opt-13b", gpu="a100-80gb", latency="vllm")
     Cluster('2P1D', model='opt-13b', gpu='a100-80gb', latency='vllm')
@@ -289,6 +346,8 @@ class Cluster:
         max_prefill_tokens: int = 8192,
         max_model_len: int | None = None,
         prefix_caching: bool = True,
+        decision_time: float = 0.0,
+        role_switch_time: float = 0.0,
     ) -> None:
         self.topology = topology
         self.model = model
@@ -311,6 +370,7 @@ class Cluster:
             per_role,
             *_link_spec("link", link),
             None if network is None else network._spec(num_workers),
+            (_delay("decision_time", decision_time), _delay("role_switch_time", role_switch_time)),
             optional_whole("kv_tokens", kv_tokens, 1, MAX_U64),
             whole("block_tokens", block_tokens, 1),
             whole("max_batch", max_batch, 1),

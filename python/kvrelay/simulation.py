@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from kvrelay import _core
 from kvrelay.checks import MAX_TOKENS, MAX_U64, number, text, whole
-from kvrelay.describe import Cluster
+from kvrelay.describe import Cluster, Outage
 from kvrelay.errors import ConfigError
 from kvrelay.policies import PolicyLike, name_of, resolve
 from kvrelay.result import Result
@@ -29,6 +29,7 @@ def simulate(
     until: float | None = None,
     progress: bool = True,
     single_steps: bool = False,
+    outages: Sequence[Outage] = (),
 ) -> Result:
     """Runs a workload through a simulated cluster.
 
@@ -48,6 +49,8 @@ def simulate(
         Cut the run off at so many seconds; drain by default.
     single_steps
         Take every step alone: slower, the same records.
+    outages
+        Workers that are lost for a while: see :class:`kvrelay.Outage` and :func:`kvrelay.random_outages`.
 
     Raises
     ------
@@ -67,10 +70,27 @@ def simulate(
     seed, until = whole("seed", seed, 0, MAX_U64), None if until is None else number("until", until, 0.0)
     if belief is not None:
         text("belief", belief)
+    faults = []
+    num_workers = len(cluster.kv_tokens)
+    for index, outage in enumerate(outages):
+        if not isinstance(outage, Outage) or outage.worker >= num_workers:
+            raise ConfigError(
+                f"outages[{index}] is {outage!r}; it must be a kvrelay.Outage of a worker below {num_workers}"
+            )
+        faults.append((outage.worker, float(outage.at), outage.until))
     title = f"{cluster.topology}, {name_of(policy)}: {workload._core.description}"
     with _bar(len(workload), "simulate", progress) as tell:
         core = _core.simulate(
-            workload._core, cluster._core, resolve(policy), belief, seed, oracle, until, single_steps, tell
+            workload._core,
+            cluster._core,
+            resolve(policy),
+            belief,
+            seed,
+            oracle,
+            until,
+            single_steps,
+            faults,
+            tell,
         )
     cluster._warn_if_extrapolated()
     return Result(core, title=title, source="simulated", num_gpus=cluster.num_gpus, oracle=oracle)

@@ -195,6 +195,52 @@ def test_a_shared_card_changes_the_decision(slo):
     assert apart > mixed + 0.05 and shared < mixed - 0.2
 
 
+def test_outages_cost_time_and_lose_nothing(workload, cluster):
+    whole = kr.simulate(workload, cluster, **QUIET)
+    outages = [kr.Outage(0, at=3.0, until=8.0), kr.Outage(2, at=5.0, until=6.0)]
+    broken = kr.simulate(workload, cluster, outages=outages, **QUIET)
+    assert (broken.requests["status"] == "finished").all()
+    assert broken.requests["preemptions"].sum() > 0
+    assert broken.summary().loc["e2e", "mean"] > whole.summary().loc["e2e", "mean"]
+    late = kr.simulate(workload, cluster, outages=[kr.Outage(2, at=0.0, until=4.0)], **QUIET)
+    assert late.requests["decode_start"].min() >= 4.0
+    drawn = kr.random_outages(3, duration=60.0, mean_time_between=20.0, mean_time_to_repair=2.0, seed=1)
+    assert drawn == kr.random_outages(
+        3, duration=60.0, mean_time_between=20.0, mean_time_to_repair=2.0, seed=1
+    )
+    assert {outage.worker for outage in drawn} == {0, 1, 2} and all(outage.at < 60.0 for outage in drawn)
+    assert len(kr.simulate(workload, cluster, "goodput", outages=drawn, **QUIET)) == len(workload)
+    with pytest.raises(kr.ConfigError, match=r"outages\[0\] is .*worker=9.* below 3"):
+        kr.simulate(workload, cluster, outages=[kr.Outage(9, at=1.0)], **QUIET)
+    with pytest.raises(kr.ConfigError, match=r"until 1.0 is not after at 2.0"):
+        kr.Outage(0, at=2.0, until=1.0)
+
+
+def test_decisions_and_role_switches_take_their_time(slo):
+    workload = kr.Workload.fixed(1.0, 4, 100, 5, slo)
+
+    def run(policy="disaggregated", **delays):
+        cluster = kr.Cluster("1P1D", model="opt-13b", gpu="a100-80gb", latency="vllm", **delays)
+        return kr.simulate(workload, cluster, policy, **QUIET)
+
+    plain, slow = run(), run(decision_time=0.01)
+    assert slow.percentile("ttft", 50) == pytest.approx(plain.percentile("ttft", 50) + 0.01)
+    # Each of four decode steps is a run of its own only where something is to join: here one decision.
+    assert slow.percentile("e2e", 50) == pytest.approx(plain.percentile("e2e", 50) + 0.02)
+
+    class Mixes:
+        def rebalance(self, cluster):
+            return kr.Rebalance(
+                {0: "mixed"} if cluster.now < 1.5 else {}, next=1.5 if cluster.now < 1.5 else None
+            )
+
+    switched, plain = run(Mixes(), role_switch_time=0.5), run(Mixes())
+    first = (switched.requests["first_token"] - plain.requests["first_token"]).astype(float)
+    assert first[0] == pytest.approx(0.5) and first[2] == pytest.approx(0.0)
+    with pytest.raises(kr.ConfigError, match="decision_time is -1"):
+        run(decision_time=-1)
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [

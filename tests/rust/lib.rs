@@ -13,7 +13,7 @@ use kvrelay_core::slo::Slo;
 use kvrelay_core::step::{StepShape, Stretch};
 use kvrelay_core::time::{Nanos, Picos, Time};
 use kvrelay_sim::network::Network;
-use kvrelay_sim::{Links, SimCluster, SimWorker};
+use kvrelay_sim::{Delays, Links, SimCluster, SimWorker};
 
 /// A latency model with a kink: beyond `kink` tokens of context a token costs more. Its numbers
 /// are whatever a test draws, fractions of nanoseconds included.
@@ -173,6 +173,7 @@ pub fn cluster(topology: &str, num_blocks: u32, latency: impl LatencyModel + 'st
         prefix_caching: true,
         links: Links::Apart(Link { bandwidth: 1e9, latency: Nanos(700) }),
         kv_bytes_per_token: 100,
+        delays: Delays::default(),
         neighbours: None,
         belief: None,
     }

@@ -19,7 +19,7 @@ use kvrelay_core::step::{StepShape, Stretch};
 use kvrelay_core::time::{Picos, Time};
 use kvrelay_core::watch::Unwatched;
 use kvrelay_sim::search::{Bisection, Bracket, max_rate};
-use kvrelay_sim::{Links, Options, SimCluster, SimWorker, simulate};
+use kvrelay_sim::{Delays, Links, Options, SimCluster, SimWorker, simulate};
 use kvrelay_tests::slo;
 use kvrelay_workload::workload::Synthetic;
 use kvrelay_workload::{Class, LengthPair, Lengths, Workload};
@@ -134,6 +134,7 @@ fn simdistserve_records_are_reproduced() {
             prefix_caching: false,
             links: Links::Apart(Link::INSTANT),
             kv_bytes_per_token: 0,
+            delays: Delays::default(),
             neighbours: None,
             belief: None,
         };
@@ -182,6 +183,7 @@ fn blog_cluster(topology: &str) -> SimCluster {
             ..Link::INSTANT
         }),
         kv_bytes_per_token: model("opt-13b").unwrap().kv_bytes_per_token(),
+        delays: Delays::default(),
         neighbours: None,
         belief: None,
     }

@@ -12,7 +12,7 @@ use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::scheduler::{Belief, Limits};
 use kvrelay_core::time::Nanos;
 use kvrelay_sim::network::Network;
-use kvrelay_sim::{Links, Neighbours, SimCluster, SimWorker};
+use kvrelay_sim::{Delays, Links, Neighbours, SimCluster, SimWorker};
 use pyo3::prelude::*;
 
 use crate::error;
@@ -189,7 +189,7 @@ fn link(
 impl Cluster {
     /// `tp` is per role: prefill, decode, mixed. `kv_tokens` replaces the capacity of every worker.
     #[new]
-    #[pyo3(signature = (topology, model, gpu, latency_spec, tp, link_name, link_bandwidth, link_latency, network, kv_tokens, block_tokens, max_batch, max_prefill_tokens, max_model_len, prefix_caching))]
+    #[pyo3(signature = (topology, model, gpu, latency_spec, tp, link_name, link_bandwidth, link_latency, network, delays, kv_tokens, block_tokens, max_batch, max_prefill_tokens, max_model_len, prefix_caching))]
     fn new(
         py: Python<'_>,
         topology: &str,
@@ -201,6 +201,7 @@ impl Cluster {
         link_bandwidth: Option<f64>,
         link_latency: f64,
         network: Option<NetworkSpec>,
+        delays: (f64, f64),
         kv_tokens: Option<u64>,
         block_tokens: u32,
         max_batch: u32,
@@ -270,6 +271,10 @@ impl Cluster {
             prefix_caching,
             links,
             kv_bytes_per_token: model.kv_bytes_per_token(),
+            delays: Delays {
+                decision: Nanos::from_secs_f64(delays.0),
+                role_switch: Nanos::from_secs_f64(delays.1),
+            },
             neighbours: None,
             belief: None,
         };
@@ -314,6 +319,7 @@ impl Cluster {
             prefix_caching,
             links: Links::Apart(Link { bandwidth: link.0, latency: Nanos::from_secs_f64(link.1) }),
             kv_bytes_per_token,
+            delays: Delays::default(),
             neighbours: Some(Neighbours {
                 machines: vec![0; topology.roles().len()],
                 prefill: slowdowns.0,

@@ -2,9 +2,10 @@
 
 use std::sync::PoisonError;
 
+use kvrelay_core::cluster::WorkerId;
 use kvrelay_core::time::Time;
 use kvrelay_sim::search::{Bisection, max_rate};
-use kvrelay_sim::{Options, SimError};
+use kvrelay_sim::{Injection, Options, SimError};
 use pyo3::prelude::*;
 
 use crate::cluster::Cluster;
@@ -16,7 +17,7 @@ use crate::{error, policy};
 /// Runs a workload through a simulated cluster. The loop stays on the calling thread, without the
 /// GIL but for a Python policy's calls; `progress(arrived, over, seconds)` is called now and then.
 #[pyfunction]
-#[pyo3(signature = (workload, cluster, policy_object, belief, seed, oracle, until, single_steps, progress))]
+#[pyo3(signature = (workload, cluster, policy_object, belief, seed, oracle, until, single_steps, faults, progress))]
 pub(crate) fn simulate(
     py: Python<'_>,
     workload: &Workload,
@@ -27,6 +28,7 @@ pub(crate) fn simulate(
     oracle: bool,
     until: Option<f64>,
     single_steps: bool,
+    faults: Vec<(u32, f64, Option<f64>)>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Result> {
     let policy = policy::policy_from(policy_object)?;
@@ -35,8 +37,19 @@ pub(crate) fn simulate(
     if let Some(until) = until.filter(|until| !(*until >= 0.0 && until.is_finite())) {
         return Err(error::config(py, format!("until is {until} s; it must be at least 0 and finite")));
     }
-    let options =
-        Options { seed, oracle, single_steps, until: until.map(Time::from_secs_f64), ..Options::default() };
+    let mut injections = Vec::new();
+    for (worker, at, back) in faults {
+        injections.push((Time::from_secs_f64(at), Injection::WorkerDown(WorkerId(worker))));
+        injections.extend(back.map(|at| (Time::from_secs_f64(at), Injection::WorkerUp(WorkerId(worker)))));
+    }
+    let options = Options {
+        seed,
+        oracle,
+        single_steps,
+        until: until.map(Time::from_secs_f64),
+        injections,
+        ..Options::default()
+    };
     let mut source = workload.0.source();
     let mut doorkeeper = Doorkeeper::new(progress);
     let ended = py.detach(|| kvrelay_sim::simulate(&sim, &mut *source, policy, &options, &mut doorkeeper));

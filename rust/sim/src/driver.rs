@@ -16,7 +16,7 @@ use kvrelay_core::record::{Detail, FinishReason, Log};
 use kvrelay_core::request::{Request, RequestId, Source};
 use kvrelay_core::scheduler::{Belief, Limits, Scheduler, Setup, WorkerConfig};
 use kvrelay_core::step::{Run, Seq};
-use kvrelay_core::time::{PicoClock, Time};
+use kvrelay_core::time::{Nanos, PicoClock, Picos, Time};
 use kvrelay_core::watch::Watch;
 
 use crate::network::{Flows, Network};
@@ -41,6 +41,15 @@ pub enum Links {
     Apart(Link),
     /// Transfers share a network; it fits the cluster's workers (see [`Network::check`]).
     Shared(Network),
+}
+
+/// What passes between an order and the first step of its run, as part of that step's time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delays {
+    /// Before every run: the time that a scheduler takes to decide, and to tell.
+    pub decision: Nanos,
+    /// Before the first run after a change of role: weights, graphs, pools.
+    pub role_switch: Nanos,
 }
 
 /// Workers that share a machine's memory or a device, and slow each other down while they compute.
@@ -72,6 +81,8 @@ pub struct SimCluster {
     pub prefix_caching: bool,
     /// What KV is transferred over.
     pub links: Links,
+    /// What passes before a run can begin.
+    pub delays: Delays,
     /// Workers that share a machine and slow each other down; none when `None`.
     pub neighbours: Option<Neighbours>,
     /// Bytes of KV per token.
@@ -222,6 +233,8 @@ struct Worker {
     latency: Arc<dyn LatencyModel>,
     clock: PicoClock,
     version: u64,
+    /// Its new role is ready then.
+    ready_at: Time,
 }
 
 struct Driver<'a> {
@@ -315,6 +328,7 @@ impl<'a> Driver<'a> {
             latency: Arc::clone(&worker.latency),
             clock: PicoClock::default(),
             version: 0,
+            ready_at: Time::ZERO,
         };
         Driver {
             cluster,
@@ -489,7 +503,9 @@ impl<'a> Driver<'a> {
                 self.over += 1;
                 self.source.completed(id.0, now);
             }
-            Action::SetRole { .. } => {}
+            Action::SetRole { worker, .. } => {
+                self.workers[worker.index()].ready_at = now + self.cluster.delays.role_switch;
+            }
         }
     }
 
@@ -537,7 +553,9 @@ impl<'a> Driver<'a> {
         let slowdown = neighbours.map_or(1.0, |neighbours| neighbours.slowdown(has_prefill, others));
         let worker = &mut self.workers[id.index()];
         let asking = Asking { model: worker.latency.as_ref(), single_steps: self.options.single_steps };
-        let planned = SimRun::plan(seq, rows, steps, asking, slowdown, worker.clock.start(now));
+        let mut planned = SimRun::plan(seq, rows, steps, asking, slowdown, worker.clock.start(now));
+        let not_ready = worker.ready_at.saturating_since(now);
+        planned.delay(Picos::from(self.cluster.delays.decision) + Picos::from(not_ready));
         worker.version += 1;
         self.queue.push(planned.end(), Planned::RunEnds { worker: id, version: worker.version });
         self.runs.lock()[id.index()] = Some(planned);

@@ -7,5 +7,5 @@ mod run;
 pub mod search;
 
 pub use driver::{
-    Injection, Links, Neighbours, Options, SimCluster, SimError, SimWorker, Simulation, simulate,
+    Delays, Injection, Links, Neighbours, Options, SimCluster, SimError, SimWorker, Simulation, simulate,
 };

@@ -74,6 +74,17 @@ impl SimRun {
         SimRun { seq, rows, stretches, start, slowdown }
     }
 
+    /// Its first step takes so much longer: what passes before it can begin.
+    pub(crate) fn delay(&mut self, by: Picos) {
+        if by == Picos::ZERO {
+            return;
+        }
+        let first = self.stretches.first().copied().expect("a run has a step");
+        let rest: Vec<Stretch> = first.skip(1).into_iter().chain(self.stretches.drain(..).skip(1)).collect();
+        self.stretches = vec![Stretch::single(first.first + by)];
+        self.stretches.extend(rest);
+    }
+
     /// Whether it computes prompts.
     pub(crate) fn has_prefill(&self) -> bool {
         self.rows.iter().any(|row| !row.decode)
