@@ -9,9 +9,10 @@ use crate::time::Time;
 const SIGNIFICANCE: f64 = 0.001;
 /// Significance at which growth can no longer be ruled out.
 const DOUBT: f64 = 0.05;
-/// The last third must hold so many times the requests of the first third, and one more: a slope can
-/// be certain and small.
+/// A slope can be certain and small. What matters: the last third holds so many times the requests of
+/// the first third, and one more, or the system stays behind by so large a share of the arrivals.
 const FACTOR: f64 = 1.5;
+const BEHIND: f64 = 0.05;
 /// A run starts empty and fills up, growing or not: at least and at most so much of the arrivals' time
 /// is left out at its start.
 const FILLING: (f64, f64) = (0.1, 1.0 / 3.0);
@@ -92,11 +93,11 @@ impl Growth {
 
     fn beyond(&self, significance: f64) -> bool {
         self.ratio > student_quantile(1.0 - significance, (MIN_BATCHES - 2) as f64)
-            && self.last_third > FACTOR * self.first_third + 1.0
+            && (self.last_third > FACTOR * self.first_third + 1.0 || self.slope > BEHIND)
     }
 
-    /// Whether the queue grew: a slope beyond chance (0.1 %, one-sided), and a last third with more
-    /// than 1.5 times the requests of the first third, and one more.
+    /// Whether the queue grew: a slope beyond chance (0.1 %, one-sided), and either more than 1.5 times
+    /// the requests in the last third as in the first, and one more, or 5 % of the arrivals left behind.
     pub fn grew(&self) -> bool {
         self.beyond(SIGNIFICANCE)
     }

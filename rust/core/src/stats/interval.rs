@@ -152,26 +152,28 @@ pub fn smallest_for_share(target: f64, confidence: f64) -> Option<u64> {
     (target < 1.0).then(|| (z * z * target / (1.0 - target)).ceil() as u64)
 }
 
-/// Of a rate: events at `instants` (ascending) over `start` to `end`, in as many equal slices of time
-/// as their number allows. `scale` makes the reported rate of events per second.
+/// Of a rate: events at `instants` from `start` to `end`, in as many equal slices of time as the
+/// `count` requests allow of which they are some. `scale` makes the reported rate of events per second.
 ///
 /// # Errors
 /// [`NoInterval::TooFew`].
 pub fn rate(
     instants: &[f64],
+    count: usize,
     start: f64,
     end: f64,
     scale: f64,
     confidence: f64,
 ) -> Result<Interval, NoInterval> {
-    let number = Batches::number(instants.len())?;
+    let number = Batches::number(count)?;
     let slice = (end - start) / number as f64;
     let mut counts = vec![0.0; number];
     for at in instants {
         counts[(((at - start) / slice) as usize).min(number - 1)] += 1.0;
     }
     let batches = Batches::of(counts.into_iter().map(|count: f64| count / slice).collect());
-    Ok(about(batches.mean() * scale, instants.len(), &batches, scale, confidence))
+    let found = about(batches.mean() * scale, count, &batches, scale, confidence);
+    Ok(Interval { low: found.low.max(0.0), ..found })
 }
 
 /// Of the mean over independent replications.
