@@ -29,7 +29,7 @@ class MaxGoodput:
     reaches the target and the queue does not grow. ``low`` is the largest rate that is *sustained*:
     the lower confidence limit reaches the target and growth is ruled out (zero if no rate is).
     ``high`` is the smallest rate that is not even possible: the upper limit stays below the target, or
-    the queue grows (infinite if every rate is possible). ``tried`` maps every rate to its attainment.
+    the queue surely grows (infinite if every rate is possible). ``tried`` maps every rate to its attainment.
     """
 
     rate: float
@@ -127,8 +127,9 @@ def max_goodput(
         bar.set_postfix_str(f"{rate:.3g} req/s: {value:.1%}")
         if queue.ok is False:
             growing.append(rate)
+        if queue.sure:
             return False, False, False
-        attained = value >= attainment
+        attained = value >= attainment and queue.ok is not False
         limits = None if criterion is not None else result.interval("attainment", confidence=confidence)
         if limits is None or limits.low is None or limits.high is None:
             if limits is not None:

@@ -55,13 +55,15 @@ class Interval:
 class Stationarity:
     """Whether the queue kept still while requests arrived.
 
-    ``ok`` is ``False`` when it grew, ``None`` when there are too few arrivals to tell. Doubtful is what is
-    no proof of growth and no proof of its absence: ``max_goodput`` calls no such rate sustained.
+    ``ok`` is ``False`` when it grew, ``None`` when there are too few arrivals to tell. ``doubtful`` is a
+    run in which growth cannot be ruled out: :func:`max_goodput` calls no such rate sustained. ``sure`` is
+    growth beyond what a load at the very edge does by chance, that other arrivals would show as well.
     """
 
     ok: bool | None
     why: str
     doubtful: bool = False
+    sure: bool = False
     #: Mean number of requests that arrivals found, in the first and in the last third.
     first_third: float | None = None
     last_third: float | None = None
@@ -89,7 +91,7 @@ def interval_from(
     estimate, low, high, batches, count, correlation = limits
     # Bartlett: neighbours of independent batch means correlate by less in 95 of 100 series.
     if unit == "batch means" and correlation > 1.645 / batches**0.5:
-        why = f"neighbouring batches correlate by {correlation:.2f}, so it is too narrow: take more requests"
+        why = f"neighbouring batches correlate by {correlation:.2f}: take more requests"
     return Interval(metric, estimate if value is None else value, low, high, confidence, f"{batches} {unit}", count, why)
 
 
@@ -98,12 +100,19 @@ def stationarity_from(told: tuple[Any, str | None]) -> Stationarity:
     grown, why = told
     if grown is None:
         return Stationarity(None, f"cannot be told: {why}")
-    count, first, last, slope, ratio, grew, doubtful = grown
+    count, present, waiting, (long, grew, sure, doubtful) = grown
+    # Where the queue proper grew faster than chance, it says most.
+    first, last, slope, ratio = waiting if grew and waiting[3] > present[3] else present
     found = f"arrivals found {first:.3g} requests in the first third and {last:.3g} in the last"
     if grew:
-        why = f"the queue was still growing, so this rate is not sustainable: {found} ({slope:.1%} of the arrivals stayed behind)"
+        why = (
+            f"the queue was still growing, so this rate is not sustainable: {found} "
+            f"({slope:.1%} of the arrivals stayed behind)"
+        )
+    elif not long:
+        why = f"no growth seen, but the run is too short to rule it out: it ends while the system fills up; {found}"
     elif doubtful:
         why = f"the queue may have grown, take more requests: {found}"
     else:
         why = f"the queue did not grow: {found}, over {count} arrivals (slope {ratio:.1f} standard errors)"
-    return Stationarity(not grew, why, doubtful, first, last, slope)
+    return Stationarity(not grew, why, doubtful, sure, first, last, slope)

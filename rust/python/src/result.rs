@@ -7,7 +7,7 @@ use kvrelay_core::metrics::{self, Attainment, Distribution, PooledGaps, Rates, W
 use kvrelay_core::record::{Log, RequestRecord, StepRecord, Verdict};
 use kvrelay_core::request::ClassId;
 use kvrelay_core::slo::Slo;
-use kvrelay_core::stats::{self, Growth};
+use kvrelay_core::stats::{self, Found, Growth, Trend};
 use kvrelay_core::time::{Nanos, Time};
 use numpy::PyArray1;
 use pyo3::prelude::*;
@@ -47,7 +47,7 @@ pub(crate) struct Result {
     class_names: Vec<String>,
     gaps: OnceLock<PooledGaps>,
     /// How many others each request found when it arrived, those outside the window too.
-    found: OnceLock<Vec<u32>>,
+    found: OnceLock<Vec<Found>>,
 }
 
 /// Whether a record is good; `None` when it is on neither side.
@@ -66,7 +66,7 @@ impl Result {
         Result { log, window: None, class_names, gaps: OnceLock::new(), found: OnceLock::new() }
     }
 
-    fn found(&self) -> &[u32] {
+    fn found(&self) -> &[Found] {
         self.found.get_or_init(|| stats::found_on_arrival(&self.log.requests))
     }
 
@@ -134,12 +134,13 @@ impl Result {
     }
 }
 
-/// Arrivals that looked, means of the first and last third, slope, ratio, grew, may have grown.
-type Grown = (usize, f64, f64, f64, f64, bool, bool);
+/// First third, last third, slope, ratio.
+type TrendTold = (f64, f64, f64, f64);
 
-fn told(
-    found: std::result::Result<stats::Interval, stats::NoInterval>,
-) -> (Option<Limits>, Option<String>) {
+/// Arrivals that looked, all requests, waiting ones; long, grew, surely grows, may have grown.
+type Grown = (usize, TrendTold, TrendTold, (bool, bool, bool, bool));
+
+fn told(found: std::result::Result<stats::Interval, stats::NoInterval>) -> (Option<Limits>, Option<String>) {
     match found {
         Ok(found) => {
             let stats::Interval { value, low, high, num_batches, count, correlation } = found;
@@ -151,10 +152,7 @@ fn told(
 
 /// The interval of the mean of independent replications' values, or why there is none.
 #[pyfunction]
-pub(crate) fn replication_interval(
-    values: Vec<f64>,
-    confidence: f64,
-) -> (Option<Limits>, Option<String>) {
+pub(crate) fn replication_interval(values: Vec<f64>, confidence: f64) -> (Option<Limits>, Option<String>) {
     told(stats::of_replications(&values, confidence))
 }
 
@@ -345,15 +343,16 @@ impl Result {
         Some(told(found))
     }
 
-    /// What arrivals found in the system: how many looked, mean of the first and of the last third,
-    /// growth per arrival, its ratio to its standard error, whether the queue grew, whether it may
-    /// have; or why that cannot be told.
+    /// What arrivals found in the system: how many looked; of all requests, mean of the first and of
+    /// the last third, growth per arrival, its ratio to its standard error; the same of the waiting ones;
+    /// whether the run is long enough, the queue grew, would grow again, may have grown; or why that cannot be told.
     fn growth(&self) -> (Option<Grown>, Option<String>) {
+        let trend = |t: Trend| (t.first_third, t.last_third, t.slope, t.ratio);
         match Growth::of(&self.log.requests, self.found()) {
             Ok(growth) => {
-                let Growth { count, first_third, last_third, slope, ratio, .. } = growth;
-                let verdicts = (growth.grew(), growth.may_have_grown());
-                (Some((count, first_third, last_third, slope, ratio, verdicts.0, verdicts.1)), None)
+                let verdicts =
+                    (growth.is_long(), growth.grew(), growth.surely_grows(), growth.may_have_grown());
+                (Some((growth.count, trend(growth.present), trend(growth.waiting), verdicts)), None)
             }
             Err(short) => (None, Some(short.to_string())),
         }

@@ -174,8 +174,11 @@ mod tests {
     fn a_lower_rate_that_is_not_sustained_bounds_the_lower_end() {
         // Unsure at 1, where every search begins, and sure at 2 and 4: only what lies below 1 counts.
         let judge = |rate: f64| {
-            let judgement =
-                Judgement { sustained: rate != 1.0 && rate < 5.0, attained: rate < 5.0, possible: rate < 6.0 };
+            let judgement = Judgement {
+                sustained: rate != 1.0 && rate < 5.0,
+                attained: rate < 5.0,
+                possible: rate < 6.0,
+            };
             Ok::<_, ()>(judgement)
         };
         let found = max_rate_interval(Bisection::default(), 0.02, true, judge).unwrap();

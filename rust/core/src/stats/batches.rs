@@ -12,6 +12,9 @@ pub const MIN_PER_BATCH: usize = 10;
 /// batches matter more than many.
 const AMPLE: usize = 100;
 
+/// Beyond this correlation of neighbours the adjustment of the error says nothing any more.
+const MOST_CORRELATION: f64 = 0.8;
+
 /// Means of consecutive batches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batches {
@@ -61,10 +64,18 @@ impl Batches {
         self.means.iter().map(|value| (value - mean) * (value - mean)).sum()
     }
 
-    /// Standard error of their mean.
+    /// Standard error of their mean if they are independent.
     pub fn standard_error(&self) -> f64 {
         let count = self.means.len() as f64;
         (self.squares() / (count - 1.0) / count).sqrt()
+    }
+
+    /// Standard error of their mean where neighbours correlate by r > 0: as of a first-order
+    /// autoregressive series, √((1 + r)/(1 − r)) times that of independent ones (Steiger et al. 2005,
+    /// "ASAP3: a batch means procedure for steady-state simulation analysis").
+    pub fn adjusted_error(&self) -> f64 {
+        let r = self.correlation().clamp(0.0, MOST_CORRELATION);
+        self.standard_error() * ((1.0 + r) / (1.0 - r)).sqrt()
     }
 
     /// Correlation of neighbours; zero when all are equal.

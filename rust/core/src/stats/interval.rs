@@ -1,4 +1,5 @@
-//! Confidence intervals of one run, by batch means over arrival order, and over replications.
+//! Confidence intervals of one run, by batch means over arrival order, and over replications. The
+//! standard error s is [`Batches::adjusted_error`] throughout: batches of a short run still correlate.
 
 use super::batches::Batches;
 use super::student::student_quantile;
@@ -18,8 +19,8 @@ pub struct Interval {
     pub num_batches: usize,
     /// Observations behind it.
     pub count: usize,
-    /// Correlation of neighbouring batch means: far above zero, batches are too short and the interval
-    /// too narrow.
+    /// Correlation of neighbouring batch means. The interval is widened for it, but far above zero the
+    /// batches are too short.
     pub correlation: f64,
 }
 
@@ -49,8 +50,9 @@ fn two_sided(confidence: f64, degrees: usize) -> f64 {
     student_quantile(0.5 * (1.0 + confidence), degrees as f64)
 }
 
-fn about(value: f64, count: usize, batches: &Batches, scale: f64, confidence: f64) -> Interval {
-    let half = scale * two_sided(confidence, batches.count() - 1) * batches.standard_error();
+/// value ± scale · t · error.
+fn about(value: f64, count: usize, batches: &Batches, error: f64, scale: f64, confidence: f64) -> Interval {
+    let half = scale * two_sided(confidence, batches.count() - 1) * error;
     Interval {
         value,
         low: value - half,
@@ -61,14 +63,15 @@ fn about(value: f64, count: usize, batches: &Batches, scale: f64, confidence: f6
     }
 }
 
-/// Of the mean of `values`, in the order of arrival: x̄ ± t · s/√b over b batch means.
+/// Of the mean of `values`, in the order of arrival: x̄ ± t · s over batch means.
 ///
 /// # Errors
 /// [`NoInterval::TooFew`].
 pub fn mean(values: &[f64], confidence: f64) -> Result<Interval, NoInterval> {
     let number = Batches::number(values.len())?;
     let value = values.iter().sum::<f64>() / values.len() as f64;
-    Ok(about(value, values.len(), &Batches::split(values, number), 1.0, confidence))
+    let batches = Batches::split(values, number);
+    Ok(about(value, values.len(), &batches, batches.adjusted_error(), 1.0, confidence))
 }
 
 /// Of a percentile of `values`, in the order of arrival: the percentiles at p ± t · s, where s is the
@@ -87,7 +90,7 @@ pub fn percentile(values: &[f64], percent: f64, confidence: f64) -> Result<Inter
     let below: Vec<f64> = values.iter().map(|one| f64::from(u8::from(*one <= value))).collect();
     let batches = Batches::split(&below, number);
     let p = percent / 100.0;
-    let error = batches.standard_error().max((p * (1.0 - p) / count as f64).sqrt());
+    let error = batches.adjusted_error().max((p * (1.0 - p) / count as f64).sqrt());
     let half = two_sided(confidence, number - 1) * error;
     // One observation must lie beyond either limit.
     let margin = 1.0 / count as f64;
@@ -127,7 +130,7 @@ pub fn share(met: &[bool], confidence: f64) -> Result<Interval, NoInterval> {
     let batches = Batches::split(&values, number);
     let value = values.iter().sum::<f64>() / count as f64;
     let (z, t) = (inverse_normal_cdf(0.5 * (1.0 + confidence)), two_sided(confidence, number - 1));
-    let error = batches.standard_error();
+    let error = batches.adjusted_error();
     let effective = if error > 0.0 {
         let design = value * (1.0 - value) / (error * error);
         (design * (z / t) * (z / t)).clamp(1.0, count as f64)
@@ -172,7 +175,7 @@ pub fn rate(
         counts[(((at - start) / slice) as usize).min(number - 1)] += 1.0;
     }
     let batches = Batches::of(counts.into_iter().map(|count: f64| count / slice).collect());
-    let found = about(batches.mean() * scale, count, &batches, scale, confidence);
+    let found = about(batches.mean() * scale, count, &batches, batches.adjusted_error(), scale, confidence);
     Ok(Interval { low: found.low.max(0.0), ..found })
 }
 
@@ -185,7 +188,14 @@ pub fn of_replications(values: &[f64], confidence: f64) -> Result<Interval, NoIn
         return Err(NoInterval::TooFew { count: values.len(), needed: 2 });
     }
     let replications = Batches::of(values.to_vec());
-    Ok(about(replications.mean(), values.len(), &replications, 1.0, confidence))
+    Ok(about(
+        replications.mean(),
+        values.len(),
+        &replications,
+        replications.standard_error(),
+        1.0,
+        confidence,
+    ))
 }
 
 #[cfg(test)]
@@ -216,7 +226,9 @@ mod tests {
         let values: Vec<f64> = (0..100).map(f64::from).collect();
         assert_eq!(mean(&values[..99], 0.95), Err(NoInterval::TooFew { count: 99, needed: 100 }));
         assert_eq!(percentile(&values, 99.0, 0.95), Err(NoInterval::Extreme { count: 100, percent: 99.0 }));
-        assert!(percentile(&values, 50.0, 0.95).is_ok());
+        let mixed: Vec<f64> = (0..100).map(|index| f64::from(index * 37 % 100)).collect();
+        let found = percentile(&mixed, 50.0, 0.95).unwrap();
+        assert!(found.low < 49.5 && found.value == 49.5 && 49.5 < found.high, "{found:?}");
     }
 
     /// Intervals of independent and of correlated values hold the truth about as often as they say.

@@ -8,7 +8,9 @@ mod student;
 mod warmup;
 
 pub use batches::{Batches, MIN_BATCHES, MIN_PER_BATCH};
-pub use growth::{Growth, TooShort, found_on_arrival};
-pub use interval::{Interval, NoInterval, mean, of_replications, percentile, rate, share, smallest_for_share};
+pub use growth::{Found, Growth, TooShort, Trend, found_on_arrival};
+pub use interval::{
+    Interval, NoInterval, mean, of_replications, percentile, rate, share, smallest_for_share,
+};
 pub use student::student_quantile;
 pub use warmup::{Warmup, mser5};
