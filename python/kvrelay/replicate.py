@@ -26,9 +26,7 @@ class Replications:
     results: dict[int, Result]
     title: str
 
-    def values(
-        self, metric: str, percent: float | None = None, *, slo_class: str | None = None
-    ) -> pd.Series:
+    def values(self, metric: str, percent: float | None = None, *, slo_class: str | None = None) -> pd.Series:
         """One value a run, by seed: of ``"attainment"``, ``"goodput"``, or a latency's mean or percentile;
         missing where a run has none."""
         found = {
@@ -97,7 +95,9 @@ def replicate(
             f"workload is a {type(workload).__name__}; it must be a function of a seed, such as "
             "lambda seed: Workload.poisson(…, seed=seed): replications of one workload are all the same"
         )
-    numbers = range(whole("n", n, 2)) if seeds is None else [whole("seed", seed, 0, MAX_U64) for seed in seeds]
+    numbers = (
+        range(whole("n", n, 2)) if seeds is None else [whole("seed", seed, 0, MAX_U64) for seed in seeds]
+    )
     if len(numbers) < 2 or len(set(numbers)) < len(numbers):
         raise ConfigError(f"seeds are {list(numbers)}; they must be two or more, no two alike")
     results: dict[int, Result] = {}
@@ -108,7 +108,9 @@ def replicate(
         if not isinstance(made, Workload):
             raise ConfigError(f"workload({seed}) is a {type(made).__name__}; it must be a Workload")
         frame = made.to_frame()
-        content = tuple(frame[name].to_numpy().tobytes() for name in ("arrival", "prompt_tokens", "output_tokens"))
+        content = tuple(
+            frame[name].to_numpy().tobytes() for name in ("arrival", "prompt_tokens", "output_tokens")
+        )
         same = seen.setdefault(content, seed)
         if same != seed:
             raise ConfigError(

@@ -159,7 +159,9 @@ class Result:
             start, end = max(start or first, first), min(after if end is None else end, after)
         if start is not None and end is not None and start >= end:
             raise ConfigError(
-                f"the window from {start:g} s to {end:g} s is empty: start must be below end", start=start, end=end
+                f"the window from {start:g} s to {end:g} s is empty: start must be below end",
+                start=start,
+                end=end,
             )
         core = self._core.window(start, end)
         requests = self.requests["arrival"]
@@ -231,7 +233,9 @@ class Result:
             raise ConfigError(f"percent is {percent}; it must be between 0 and 100", percent=percent)
         if metric in ("attainment", "goodput"):
             if percent is not None:
-                raise ConfigError(f"{metric} is one number a run and has no percentile {percent:g}", metric=metric)
+                raise ConfigError(
+                    f"{metric} is one number a run and has no percentile {percent:g}", metric=metric
+                )
             if metric == "goodput" and slo_class is not None:
                 raise ConfigError("goodput is of all classes; leave slo_class out", slo_class=slo_class)
         told = self._core.interval(metric, percent, confidence, self._class(slo_class))

@@ -135,7 +135,11 @@ def max_goodput(
             if limits is not None:
                 without_limits.append(f"no confidence limits: {limits.why}")
             return attained, attained, attained
-        return attained and limits.low >= attainment and not queue.doubtful, attained, limits.high >= attainment
+        return (
+            attained and limits.low >= attainment and not queue.doubtful,
+            attained,
+            limits.high >= attainment,
+        )
 
     needed = None if criterion is not None else _core.requests_for_attainment(attainment, confidence)
     reachable = criterion is not None or (needed is not None and needed <= len(workload))

@@ -76,7 +76,8 @@ def checked_confidence(value: Any) -> float:
     confidence = number("confidence", value)
     if not 0 < confidence < 1:
         raise ConfigError(
-            f"confidence is {confidence:g}; it must be between 0 and 1, for instance 0.95", confidence=confidence
+            f"confidence is {confidence:g}; it must be between 0 and 1, for instance 0.95",
+            confidence=confidence,
         )
     return confidence
 
@@ -92,7 +93,9 @@ def interval_from(
     # Bartlett: neighbours of independent batch means correlate by less in 95 of 100 series.
     if unit == "batch means" and correlation > 1.645 / batches**0.5:
         why = f"neighbouring batches correlate by {correlation:.2f}: take more requests"
-    return Interval(metric, estimate if value is None else value, low, high, confidence, f"{batches} {unit}", count, why)
+    return Interval(
+        metric, estimate if value is None else value, low, high, confidence, f"{batches} {unit}", count, why
+    )
 
 
 def stationarity_from(told: tuple[Any, str | None]) -> Stationarity:

@@ -12,7 +12,9 @@ SLO = kr.SLO(ttft=0.4, tpot=0.04)
 LENGTHS = {"prompt_tokens": kr.lognormal(500, 400), "output_tokens": kr.uniform(20, 120)}
 
 
-def simulated(rate: float, num_requests: int, seed: int = 0, slo: kr.SLO | None = SLO, topology: str = "2P1D"):
+def simulated(
+    rate: float, num_requests: int, seed: int = 0, slo: kr.SLO | None = SLO, topology: str = "2P1D"
+):
     workload = kr.Workload.poisson(rate, num_requests, **LENGTHS, slo=slo, seed=seed)
     cluster = kr.Cluster(topology, model="opt-13b", gpu="a100-80gb", latency="vllm")
     return kr.simulate(workload, cluster, **QUIET)
@@ -67,9 +69,17 @@ def test_the_warm_up_is_found_and_stated():
 
 def test_intervals_enclose_their_estimates_and_say_why_there_is_none():
     result = simulated(11.0, 2000)
-    for metric, percent in (("ttft", None), ("ttft", 90), ("tpot", 50), ("attainment", None), ("goodput", None)):
+    for metric, percent in (
+        ("ttft", None),
+        ("ttft", 90),
+        ("tpot", 50),
+        ("attainment", None),
+        ("goodput", None),
+    ):
         found = result.interval(metric, percent)
-        assert found.low < found.value < found.high and found.value in found and found.method == "20 batch means"
+        assert (
+            found.low < found.value < found.high and found.value in found and found.method == "20 batch means"
+        )
         wider = result.interval(metric, percent, confidence=0.99)
         assert wider.low <= found.low and found.high <= wider.high and wider.half_width > found.half_width
     assert result.interval("goodput").value == pytest.approx(result.goodput())
@@ -152,7 +162,10 @@ def test_a_rate_past_saturation_is_not_sustained_however_loose_the_objective(clu
 def test_max_goodput_says_what_its_requests_cannot_confirm(cluster):
     workload = kr.Workload.poisson(4.0, 200, **LENGTHS, slo=SLO)
     strict = kr.max_goodput(workload, cluster, attainment=0.99, **QUIET)
-    assert strict.low == 0.0 and "200 requests, even if all are good, do not confirm 0.99: it takes 381" in repr(strict)
+    assert (
+        strict.low == 0.0
+        and "200 requests, even if all are good, do not confirm 0.99: it takes 381" in repr(strict)
+    )
     few = kr.max_goodput(kr.Workload.poisson(4.0, 40, **LENGTHS, slo=SLO), cluster, **QUIET)
     assert few.confidence is None and few.low == few.rate and "too few" in few.why
     own = kr.max_goodput(workload, cluster, criterion=lambda result: result.attainment(), **QUIET)
