@@ -48,8 +48,11 @@ from kvrelay.errors import (
 )
 from kvrelay.policies import Batch, Demote, Hold, Placement, Policy, Rebalance, Refuse
 from kvrelay.profile import Fidelity, LatencyTable, Profile, fidelity
+from kvrelay.replicate import Replications, replicate
 from kvrelay.result import Result
-from kvrelay.simulation import MaxGoodput, interference, max_goodput, simulate
+from kvrelay.search import MaxGoodput, max_goodput
+from kvrelay.simulation import interference, simulate
+from kvrelay.statistics import Interval, Stationarity
 from kvrelay.workload import Workload, presets
 
 __all__ = [
@@ -69,6 +72,7 @@ __all__ = [
     "ForkError",
     "Hold",
     "IntegrityError",
+    "Interval",
     "KvRelayError",
     "LatencyTable",
     "Lengths",
@@ -85,11 +89,13 @@ __all__ = [
     "Profile",
     "Rebalance",
     "Refuse",
+    "Replications",
     "RequestError",
     "RequestView",
     "Result",
     "StaleView",
     "StalledError",
+    "Stationarity",
     "Stream",
     "WorkerInfo",
     "WorkerView",
@@ -113,6 +119,7 @@ __all__ = [
     "policies",
     "presets",
     "random_outages",
+    "replicate",
     "simulate",
     "slo_presets",
     "uniform",

@@ -356,9 +356,19 @@ class RequestView:
 @final
 class Result:
     """
-    Records of one run, simulated or measured.
+    Records of one run, simulated or measured, or of a window of it.
     """
     def __len__(self, /) -> int: ...
+    @property
+    def arrivals(self, /) -> tuple[float, float] | None:
+        """
+        First and last arrival in seconds.
+        """
+    @property
+    def bounds(self, /) -> tuple[float, float] | None:
+        """
+        Start and end of the window in seconds; `None` of a whole run.
+        """
     @property
     def class_names(self, /) -> list[str]:
         """
@@ -378,10 +388,21 @@ class Result:
         """
         Good requests per second of makespan.
         """
+    def growth(self, /) -> tuple[tuple[int, tuple[float, float, float, float], tuple[float, float, float, float], tuple[bool, bool, bool, bool]] | None, str | None]:
+        """
+        What arrivals found in the system: how many looked; of all requests, mean of the first and of
+        the last third, growth per arrival, its ratio to its standard error; the same of the waiting ones;
+        whether the run is long enough, the queue grew, would grow again, may have grown; or why that cannot be told.
+        """
+    def interval(self, /, metric: str, percent: SupportsFloat | SupportsIndex | None, confidence: SupportsFloat | SupportsIndex, class_name: str | None = None) -> tuple[tuple[float, float, float, int, int, float] | None, str | None] | None:
+        """
+        The confidence interval of `attainment`, `goodput`, or of a latency's mean or percentile; or why
+        there is none. `None` when there is no such metric.
+        """
     @property
     def makespan(self, /) -> float | None:
         """
-        Seconds from the first arrival to the last counted event.
+        Seconds from the first arrival to the last counted event; of a window, its length.
         """
     def objectives(self, /) -> list[tuple[str, Any]]:
         """
@@ -404,6 +425,17 @@ class Result:
     def throughput(self, /) -> tuple[float, float] | None:
         """
         Finished requests and their output tokens per second of makespan.
+        """
+    def warmup(self, /) -> tuple[float, int, bool] | None:
+        """
+        MSER-5 over TTFT in the order of arrival: when the first request that stays arrived, how many
+        with a TTFT came before it, and whether the first half of the run had an end of the warm-up.
+        """
+    def window(self, /, start: SupportsFloat | SupportsIndex | None = None, end: SupportsFloat | SupportsIndex | None = None) -> Result:
+        """
+        The requests that arrived in [start, end) seconds, with the worker runs that overlap it. An open
+        start is the first arrival, an open end lies right after the last one. Gaps are pooled over the
+        whole run, so a window has none.
         """
 
 @final
@@ -630,12 +662,6 @@ class Workload:
         What was noticed and put right, or may surprise.
         """
 
-def bisect_rate(attains: Any, start: SupportsFloat | SupportsIndex, tolerance: SupportsFloat | SupportsIndex) -> tuple[float, float]:
-    """
-    Bisects for the largest rate at which `attains(rate)` is true: `(low, high)`, the largest tried
-    rate that attains and the smallest that does not.
-    """
-
 def cpu() -> tuple[int, str | None]:
     """
     The cores this process may use, and the widest vector instructions that kernels use on them.
@@ -669,6 +695,24 @@ def preset_names() -> list[str]:
 def profile_names() -> list[str]:
     """
     Names of the published latency profiles.
+    """
+
+def replication_interval(values: SupportsGetItem[int, SupportsFloat | SupportsIndex], confidence: SupportsFloat | SupportsIndex) -> tuple[tuple[float, float, float, int, int, float] | None, str | None]:
+    """
+    The interval of the mean of independent replications' values, or why there is none.
+    """
+
+def requests_for_attainment(target: SupportsFloat | SupportsIndex, confidence: SupportsFloat | SupportsIndex) -> int | None:
+    """
+    How many requests, all of them good, the lower confidence limit of attainment needs to reach
+    `target`; `None` when no number is enough.
+    """
+
+def search_rate(judge: Any, start: SupportsFloat | SupportsIndex, tolerance: SupportsFloat | SupportsIndex, ends: SupportsFloat | SupportsIndex, low: bool) -> tuple[float, float, float, float]:
+    """
+    Bisects for the largest rate that attains, and for the ends of its interval. `judge(rate)` says
+    whether it is sustained, attained, possible. Returns the largest tried rate that attains, the
+    smallest that does not, and the lower (looked for if `low`) and the upper end.
     """
 
 def simulate(workload: Workload, cluster: Cluster, policy_object: Any, belief: str | None, seed: SupportsIndex, oracle: bool, until: SupportsFloat | SupportsIndex | None, single_steps: bool, faults: SupportsGetItem[int, tuple[SupportsIndex, SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex | None]], progress: Any | None) -> Result:

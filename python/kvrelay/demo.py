@@ -18,7 +18,7 @@ from kvrelay.describe import SLO, Cluster
 from kvrelay.engine import Engine
 from kvrelay.errors import ConfigError
 from kvrelay.result import Result
-from kvrelay.simulation import MaxGoodput, max_goodput
+from kvrelay.search import MaxGoodput, max_goodput
 from kvrelay.workload import Workload
 
 MODEL = "smollm2-135m"

@@ -10,8 +10,10 @@ import numpy as np
 import pandas as pd
 
 from kvrelay import _core
+from kvrelay.checks import number
 from kvrelay.describe import SLO
 from kvrelay.errors import ConfigError
+from kvrelay.statistics import Interval, Stationarity, checked_confidence, interval_from, stationarity_from
 
 #: Columns of :attr:`Result.requests`, in order.
 REQUEST_COLUMNS = (
@@ -31,7 +33,14 @@ class Result:
     """
 
     def __init__(
-        self, core: _core.Result, *, title: str, source: str, num_gpus: int, oracle: bool = False
+        self,
+        core: _core.Result,
+        *,
+        title: str,
+        source: str,
+        num_gpus: int,
+        oracle: bool = False,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self._core = core
         self.title = title
@@ -41,6 +50,8 @@ class Result:
         self.num_gpus = num_gpus
         #: Whether scheduler and policy knew the true output lengths.
         self.oracle = oracle
+        #: What was left out of it, and by which rule.
+        self.notes = notes
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -63,7 +74,7 @@ class Result:
         return good / offered if offered else None
 
     def goodput(self, *, per_gpu: bool = False) -> float | None:
-        """Good requests per second of makespan."""
+        """Good requests per second of makespan; in a window, per second of the window."""
         goodput = self._core.goodput
         return goodput / self.num_gpus if per_gpu and goodput is not None else goodput
 
@@ -89,7 +100,7 @@ class Result:
 
     @property
     def makespan(self) -> float | None:
-        """Seconds from the first arrival to the last counted event."""
+        """Seconds from the first arrival to the last counted event; the length of a window."""
         return self._core.makespan
 
     def summary(self, slo_class: str | None = None) -> pd.DataFrame:
@@ -124,6 +135,146 @@ class Result:
         if metric not in stats:
             raise ConfigError(f"metric {metric!r}; known: {', '.join(sorted(stats))}", metric=metric)
         return stats[metric][2][0]
+
+    def window(self, start: float | None = None, end: float | None = None) -> Result:
+        """The requests that arrived in [``start``, ``end``) seconds, each with all its later milestones.
+
+        The arrival alone decides, so a warm-up request that reaches into the window is out, and one
+        that ends after it is in. Rates are per second of the window. An open start is the first
+        arrival, an open end lies right after the last one. ``steps`` has the worker runs that overlap
+        it; ``itl`` is pooled over whole runs, so a window has none.
+
+        >>> import kvrelay as kr
+        >>> workload = kr.Workload.poisson(4.0, 200, 512, 64, slo=kr.SLO(ttft=0.4, tpot=0.04))
+        >>> cluster = kr.Cluster("1P1D", model="opt-13b", gpu="a100-80gb", latency="vllm")
+        >>> main = kr.simulate(workload, cluster, progress=False).window(10.0, 40.0)
+        >>> len(main), round(main.makespan, 6)
+        (131, 30.0)
+        """
+        first, after = self._core.bounds or self._core.arrivals or (0.0, 0.0)
+        start = None if start is None else number("start", start, 0.0)
+        end = None if end is None else number("end", end, 0.0)
+        if self._core.bounds is not None:
+            # A window of a window lies within it.
+            start, end = max(start or first, first), min(after if end is None else end, after)
+        if start is not None and end is not None and start >= end:
+            raise ConfigError(
+                f"the window from {start:g} s to {end:g} s is empty: start must be below end",
+                start=start,
+                end=end,
+            )
+        core = self._core.window(start, end)
+        requests = self.requests["arrival"]
+        before = int((requests < core.bounds[0]).sum())
+        note = (
+            f"only the {len(core)} requests that arrived in [{core.bounds[0]:.6g} s, {core.bounds[1]:.6g} s): "
+            f"{before} before and {len(self) - len(core) - before} after are left out; rates are per second of it"
+        )
+        return self._with(core, note)
+
+    def steady(self, warmup: float | None = None, cooldown: float = 0.0) -> Result:
+        """A :meth:`window` without the warm-up, and without the last ``cooldown`` seconds of arrivals.
+
+        ``warmup`` is in seconds after the first arrival; by default the rule MSER-5 finds its end in the
+        TTFT of the requests, in the order of their arrival, and the result says where. Arrivals near
+        the end meet a system that empties: a ``cooldown`` of the longest request leaves them out.
+        """
+        arrivals = self._core.arrivals
+        if arrivals is None:
+            raise ConfigError("no request arrived, so there is no steady part")
+        first, last = self._core.bounds or arrivals
+        cooldown = number("cooldown", cooldown, 0.0)
+        if warmup is not None:
+            start, rule = first + number("warmup", warmup, 0.0), f"warm-up of {warmup:g} s as given"
+        else:
+            found = self._core.warmup()
+            start, skipped, settled = (first, 0, True) if found is None else found
+            rule = f"warm-up by MSER-5 over TTFT: {skipped} requests, {start - first:.3g} s"
+            if not skipped:
+                start = first
+            if not settled:
+                rule += "; no end of it in the first half: the run is too short, or its queue grows"
+        end = last - cooldown if cooldown else None
+        if start >= (last if end is None else end):
+            raise ConfigError(
+                f"a warm-up of {start - first:.6g} s and a cool-down of {cooldown:.6g} s leave nothing of "
+                f"{last - first:.6g} s of arrivals",
+                warmup=start - first, cooldown=cooldown, seconds=last - first,
+            )  # fmt: skip
+        if cooldown:
+            rule += f"; cool-down of {cooldown:g} s as given"
+        steady = self.window(start, end)
+        return steady._with(steady._core, rule)
+
+    def interval(
+        self,
+        metric: str,
+        percent: float | None = None,
+        *,
+        confidence: float = 0.95,
+        slo_class: str | None = None,
+    ) -> Interval:
+        """The confidence interval of ``"attainment"``, ``"goodput"``, or of a latency's mean or its
+        ``percent``-th percentile, by batch means over the order of arrival.
+
+        Requests of one run are not independent, so ten to twenty batches of consecutive ones are
+        compared, not the requests themselves. With fewer than 100 requests, or a percentile too close
+        to the end, there is no interval; its ``why`` says so.
+
+        >>> import kvrelay as kr
+        >>> workload = kr.Workload.poisson(8.0, 2000, 512, 64, slo=kr.SLO(ttft=0.4, tpot=0.04))
+        >>> cluster = kr.Cluster("1P1D", model="opt-13b", gpu="a100-80gb", latency="vllm")
+        >>> result = kr.simulate(workload, cluster, progress=False)
+        >>> result.attainment() in result.interval("attainment")
+        True
+        """
+        confidence = checked_confidence(confidence)
+        if percent is not None and not 0 <= (percent := number("percent", percent)) <= 100:
+            raise ConfigError(f"percent is {percent}; it must be between 0 and 100", percent=percent)
+        if metric in ("attainment", "goodput"):
+            if percent is not None:
+                raise ConfigError(
+                    f"{metric} is one number a run and has no percentile {percent:g}", metric=metric
+                )
+            if metric == "goodput" and slo_class is not None:
+                raise ConfigError("goodput is of all classes; leave slo_class out", slo_class=slo_class)
+        told = self._core.interval(metric, percent, confidence, self._class(slo_class))
+        if told is None:
+            known = "attainment, goodput, " + ", ".join(sorted(set(self._core.distributions([])) - {"itl"}))
+            raise ConfigError(f"metric {metric!r}; known: {known}", metric=metric)
+        value: float | None
+        if metric == "attainment":
+            value = self.attainment(slo_class)
+        elif metric == "goodput":
+            value = self.goodput()
+        elif percent is not None:
+            value = self.percentile(metric, percent, slo_class)
+        else:
+            value = self._core.distributions([], self._class(slo_class))[metric][1]
+        name = metric if percent is None else f"{metric} p{percent:g}"
+        return interval_from(name, value, told, confidence, "batch means")
+
+    def stationary(self) -> Stationarity:
+        """Whether the queue kept still while requests arrived; if it grew, the rate is not sustainable,
+        however good a short run looks. The drain at the end is no part of it.
+
+        >>> import kvrelay as kr
+        >>> workload = kr.Workload.poisson(40.0, 1000, 512, 64, slo=kr.SLO(ttft=0.4, tpot=0.04))
+        >>> cluster = kr.Cluster("1P1D", model="opt-13b", gpu="a100-80gb", latency="vllm")
+        >>> kr.simulate(workload, cluster, progress=False).stationary().ok
+        False
+        """
+        return stationarity_from(self._core.growth())
+
+    def _with(self, core: _core.Result, note: str) -> Result:
+        return Result(
+            core,
+            title=self.title,
+            source=self.source,
+            num_gpus=self.num_gpus,
+            oracle=self.oracle,
+            notes=(*self.notes, note),
+        )
 
     def explain(self, request_id: int) -> str:
         """One request's story."""
@@ -161,6 +312,10 @@ class Result:
             lines.append(
                 f"{counts['out']} on neither side, {counts['without_slo']} of them without an objective"
             )
+        lines.extend(self.notes)
+        stationary = self.stationary()
+        if stationary.ok is False:
+            lines.append(f"WARNING: {stationary.why}")
         if self.oracle:
             lines.append("scheduler and policy knew the true output lengths (oracle)")
         return lines

@@ -1,10 +1,9 @@
-"""Simulations, and the search for the largest rate."""
+"""Simulations, and what prompts do to the decode steps beside them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 from tqdm.auto import tqdm
@@ -174,94 +173,3 @@ def interference(
             "slowdown": together / alone,
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("prompt_tokens")
-
-
-@dataclass(frozen=True)
-class MaxGoodput:
-    """The largest rate that attains a target.
-
-    ``rate`` is the largest tried rate that attains it, ``high`` the smallest that does not (infinite
-    if all did), in requests per second; ``tried`` maps every rate to its attainment.
-    """
-
-    rate: float
-    high: float
-    attainment: float
-    num_gpus: int
-    tried: dict[float, float]
-
-    @property
-    def per_gpu(self) -> float:
-        """``rate`` per GPU."""
-        return self.rate / self.num_gpus
-
-    def __repr__(self) -> str:
-        return (
-            f"MaxGoodput({self.rate:.3g} req/s with at least {self.attainment:.0%} of requests good, "
-            f"{self.per_gpu:.3g} per GPU; {len(self.tried)} rates tried)"
-        )
-
-
-def max_goodput(
-    workload: Workload,
-    cluster: Cluster,
-    policy: PolicyLike = "disaggregated",
-    *,
-    attainment: float = 0.9,
-    belief: str | None = None,
-    seed: int = 0,
-    tolerance: float = 0.01,
-    progress: bool = True,
-    criterion: Callable[[Result], float] | None = None,
-) -> MaxGoodput:
-    """The largest rate at which at least ``attainment`` of the requests are good, by bisection over
-    the same arrivals rescaled.
-
-    Plain bisection trusts that attainment falls with the rate, and one run per rate: take some
-    thousand requests, a short run past saturation still looks fine.
-
-    Parameters
-    ----------
-    criterion
-        What is held against ``attainment``; by default ``Result.attainment``.
-    tolerance
-        Width of the final bracket, relative to the rate.
-    """
-    attainment, tolerance = number("attainment", attainment), number("tolerance", tolerance)
-    if not 0 < attainment <= 1 and criterion is None:
-        raise ConfigError(
-            f"attainment is {attainment}; it must be above 0 and at most 1", attainment=attainment
-        )
-    if not 0 < tolerance < 1:
-        raise ConfigError(f"tolerance is {tolerance}; it must be between 0 and 1", tolerance=tolerance)
-    tried: dict[float, float] = {}
-    measure = criterion or (lambda result: result.attainment())
-    bar = tqdm(desc="max_goodput", unit="rate", leave=False, disable=not (progress and _shows()), delay=0.5)
-
-    start = workload.rate or 1.0
-    lowest = start * 1e-4
-
-    def attains(rate: float) -> bool:
-        result = simulate(workload.at_rate(rate), cluster, policy, belief=belief, seed=seed, progress=False)
-        value = measure(result)
-        if value is None:
-            raise ConfigError(
-                "no request has an objective, so no rate attains or misses a target: give an SLO"
-            )
-        value = number("criterion(result)", value)
-        if value != value:
-            raise ConfigError(f"criterion(result) is nan at {rate:.6g} req/s: it must be a number", rate=rate)
-        tried[rate] = value
-        if value < attainment and rate <= lowest:
-            raise ConfigError(
-                f"no rate attains {attainment:.0%}: at {rate:.2g} req/s it is {value:.1%}, so it is missed without "
-                "load as well",
-                rate=rate, value=value,
-            )  # fmt: skip
-        bar.update()
-        bar.set_postfix_str(f"{rate:.3g} req/s: {value:.1%}")
-        return value >= attainment
-
-    with bar:
-        low, high = _core.bisect_rate(attains, start, tolerance)
-    return MaxGoodput(low, high, attainment, cluster.num_gpus, dict(sorted(tried.items())))

@@ -7,6 +7,7 @@ use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::policy::{
     Acceptance, Admission, Batch, ClusterView, Decision, Placement, Policy, RequestView, WorkerView,
 };
+use kvrelay_core::record::RequestRecord;
 use kvrelay_core::request::Arrival;
 use kvrelay_core::scheduler::Limits;
 use kvrelay_core::slo::Slo;
@@ -207,4 +208,54 @@ pub fn arrival(at: u64, prompt_tokens: u32, output_tokens: u32) -> Arrival {
 /// Objectives in seconds.
 pub fn slo(ttft: f64, tpot: f64) -> Slo {
     Slo { ttft: Some(Nanos::from_secs_f64(ttft)), tpot: Some(Nanos::from_secs_f64(tpot)), ..Slo::default() }
+}
+
+/// FNV-1a, 64 bits (Fowler, Noll and Vo), of every field of the records, in their order: numbers as
+/// little-endian `u64`, a missing one as all ones, text as its length and bytes. It depends on no
+/// platform and on no hasher of the standard library.
+pub fn record_hash(requests: &[RequestRecord]) -> u64 {
+    let mut hash = 0xCBF2_9CE4_8422_2325_u64;
+    let mut feed = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3);
+        }
+    };
+    for record in requests {
+        let time = |time: Option<Time>| time.map_or(u64::MAX, |time| time.0);
+        let worker = |worker: Option<WorkerId>| worker.map_or(u64::MAX, |worker| u64::from(worker.0));
+        let nanos = |nanos: Option<Nanos>| nanos.map_or(u64::MAX, |nanos| nanos.0);
+        let numbers = [
+            record.id.0,
+            u64::from(record.class.0),
+            nanos(record.slo.ttft),
+            nanos(record.slo.tpot),
+            nanos(record.slo.e2e),
+            nanos(record.slo.max_gap),
+            u64::from(record.slo.token_deadlines),
+            record.arrival.0,
+            u64::from(record.prompt_tokens),
+            u64::from(record.max_tokens),
+            u64::from(record.output_tokens),
+            u64::from(record.cached_tokens),
+            worker(record.prefill_worker),
+            worker(record.decode_worker),
+            time(record.admitted),
+            time(record.prefill_start),
+            time(record.first_token),
+            time(record.transfer_start),
+            time(record.transfer_end),
+            time(record.decode_start),
+            time(record.last_token),
+            time(record.end),
+            record.max_gap.map_or(u64::MAX, |gap| gap.0),
+            u64::from(record.preemptions),
+            u64::from(record.late_token),
+        ];
+        numbers.iter().for_each(|number| feed(&number.to_le_bytes()));
+        for text in [record.status.name(), record.reason.as_deref().unwrap_or_default()] {
+            feed(&(text.len() as u64).to_le_bytes());
+            feed(text.as_bytes());
+        }
+    }
+    hash
 }

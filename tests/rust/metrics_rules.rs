@@ -5,7 +5,9 @@ use kvrelay_core::cluster::{Role, WorkerId};
 use kvrelay_core::event::{Action, Done, EndedRow, Event};
 use kvrelay_core::kv::Naming;
 use kvrelay_core::latency::{LatencyModel, Link};
-use kvrelay_core::metrics::{Attainment, Distribution, PooledGaps, goodput, makespan, throughput};
+use kvrelay_core::metrics::{
+    Attainment, Distribution, PooledGaps, Rates, Window, goodput, makespan, throughput,
+};
 use kvrelay_core::policy::{BUILT_IN, built_in};
 use kvrelay_core::record::{FinishReason, Log, RequestRecord, Status, Verdict};
 use kvrelay_core::request::{Arrival, Request, RequestId, Scheduled};
@@ -408,4 +410,50 @@ fn makespan_ends_with_the_last_counted_event() {
         (makespan(&log.requests), goodput(&log.requests), throughput(&log.requests)),
         (None, None, None)
     );
+}
+
+/// C05: 10 s of warm-up, 30 s of main phase, requests of 5 s; seven of them around the borders. The
+/// arrival decides, and whoever counts keeps all its milestones, those after the border too.
+#[test]
+fn warm_up_requests_that_reach_into_the_main_phase_do_not_count() {
+    const SECOND: u64 = 1_000_000_000;
+    let window = Window { start: Time(10 * SECOND), end: Time(40 * SECOND) };
+    // Cold: a first token after 4 s. Warm: after 1 s. The objective is 2 s.
+    let record = |arrival: u64, ttft: u64| {
+        let slo = Slo { ttft: Some(Nanos(2 * SECOND)), ..Slo::default() };
+        let mut record = RequestRecord::new(&Request {
+            id: RequestId(arrival),
+            arrival: Time(arrival),
+            prompt_tokens: 100,
+            max_tokens: 11,
+            priority: 0,
+            slo,
+            class: kvrelay_core::request::ClassId(0),
+            prefix: Arc::default(),
+        });
+        (record.status, record.output_tokens) = (Status::Finished, 11);
+        record.first_token = Some(Time(arrival + ttft * SECOND));
+        record.last_token = Some(Time(arrival + 5 * SECOND));
+        record.end = record.last_token;
+        record
+    };
+    let border = [
+        record(3 * SECOND, 4),      // over before the main phase
+        record(7 * SECOND, 4),      // cold, and reaches into it
+        record(10 * SECOND - 1, 4), // one nanosecond too early
+        record(10 * SECOND, 1),     // the first that counts
+        record(25 * SECOND, 1),
+        record(40 * SECOND - 1, 1), // the last: its tokens come after the window
+        record(40 * SECOND, 4),     // one nanosecond too late
+    ];
+    let counted: Vec<_> = border.iter().filter(|record| window.holds(record)).cloned().collect();
+    assert_eq!(counted, border[3..6]);
+    let attained = Attainment::of(&counted, None);
+    assert_eq!((attained.good, attained.offered), (3, 3));
+    let ttft = Distribution::new(counted.iter().filter_map(|r| r.ttft()).map(Nanos::as_secs_f64));
+    assert_eq!((ttft.max(), ttft.mean()), (Some(1.0), Some(1.0)), "no cold start in the tail");
+    let rates = Rates::of(&counted, Some(window.seconds())).unwrap();
+    assert_eq!((rates.good, rates.finished, rates.output_tokens), (0.1, 0.1, 1.1));
+    // All seven, over the makespan of 42 s, say something else: three good in seven.
+    assert_eq!(goodput(&border), Some(3.0 / 42.0));
 }

@@ -14,6 +14,7 @@ pub mod request;
 pub mod rng;
 pub mod scheduler;
 pub mod slo;
+pub mod stats;
 pub mod step;
 pub mod time;
 pub mod watch;

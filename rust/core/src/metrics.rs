@@ -54,19 +54,61 @@ pub fn makespan(requests: &[RequestRecord]) -> Option<f64> {
     Some(last.saturating_since(first).as_secs_f64())
 }
 
+/// Which requests count, by their arrival: those in [start, end), each with all its later milestones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The first instant of it.
+    pub start: Time,
+    /// The first instant after it.
+    pub end: Time,
+}
+
+impl Window {
+    /// Whether a request counts.
+    pub fn holds(&self, record: &RequestRecord) -> bool {
+        (self.start..self.end).contains(&record.arrival)
+    }
+
+    /// Its length: what rates over it are divided by.
+    pub fn seconds(&self) -> f64 {
+        self.end.saturating_since(self.start).as_secs_f64()
+    }
+}
+
+/// Rates of a run or of a window of it, per second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Good requests.
+    pub good: f64,
+    /// Finished requests.
+    pub finished: f64,
+    /// Output tokens of finished requests.
+    pub output_tokens: f64,
+}
+
+impl Rates {
+    /// Over `seconds`: the makespan of a whole run, the length of a window. `None` when that is zero.
+    pub fn of(requests: &[RequestRecord], seconds: Option<f64>) -> Option<Rates> {
+        let seconds = seconds.filter(|seconds| *seconds > 0.0)?;
+        let finished = requests.iter().filter(|record| record.status == Status::Finished);
+        let (count, tokens) =
+            finished.fold((0u64, 0u64), |(n, t), record| (n + 1, t + u64::from(record.output_tokens)));
+        Some(Rates {
+            good: Attainment::of(requests, None).good as f64 / seconds,
+            finished: count as f64 / seconds,
+            output_tokens: tokens as f64 / seconds,
+        })
+    }
+}
+
 /// good / makespan in requests per second, as load generators report it.
 pub fn goodput(requests: &[RequestRecord]) -> Option<f64> {
-    let seconds = makespan(requests).filter(|seconds| *seconds > 0.0)?;
-    Some(Attainment::of(requests, None).good as f64 / seconds)
+    Some(Rates::of(requests, makespan(requests))?.good)
 }
 
 /// Finished requests and their output tokens per second of makespan.
 pub fn throughput(requests: &[RequestRecord]) -> Option<(f64, f64)> {
-    let seconds = makespan(requests).filter(|seconds| *seconds > 0.0)?;
-    let finished = requests.iter().filter(|record| record.status == Status::Finished);
-    let (count, tokens) =
-        finished.fold((0u64, 0u64), |(n, t), record| (n + 1, t + u64::from(record.output_tokens)));
-    Some((count as f64 / seconds, tokens as f64 / seconds))
+    Rates::of(requests, makespan(requests)).map(|rates| (rates.finished, rates.output_tokens))
 }
 
 /// Mean and percentiles of the values that are defined.

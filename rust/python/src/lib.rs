@@ -30,9 +30,9 @@ mod _core {
     #[pymodule_export]
     use super::policy::BuiltIn;
     #[pymodule_export]
-    use super::result::Result;
+    use super::result::{Result, replication_interval, requests_for_attainment};
     #[pymodule_export]
-    use super::sim::{bisect_rate, simulate};
+    use super::sim::{search_rate, simulate};
     #[pymodule_export]
     use super::view::{ClusterView, RequestView, WorkerView};
     #[pymodule_export]

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use kvrelay_core::metrics::{self, Attainment, Distribution, PooledGaps};
+use kvrelay_core::metrics::{self, Attainment, Distribution, PooledGaps, Rates, Window};
 use kvrelay_core::record::{Log, RequestRecord, StepRecord, Verdict};
 use kvrelay_core::request::ClassId;
 use kvrelay_core::slo::Slo;
-use kvrelay_core::time::Time;
+use kvrelay_core::stats::{self, Found, Growth, Trend};
+use kvrelay_core::time::{Nanos, Time};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -17,12 +18,36 @@ use crate::objectives::slo_to;
 /// How many values are defined, their mean, and the asked percentiles.
 type Summary = (u64, Option<f64>, Vec<Option<f64>>);
 
-/// Records of one run, simulated or measured.
+/// Value, lower and upper limit, batches, observations, correlation of neighbouring batches.
+type Limits = (f64, f64, f64, usize, usize, f64);
+
+/// A latency of a request, in seconds.
+type Latency = fn(&RequestRecord) -> Option<f64>;
+
+/// Latencies by name, those that requests have on their own.
+const LATENCIES: [(&str, Latency); 10] = [
+    ("ttft", |r| r.ttft().map(Nanos::as_secs_f64)),
+    ("held", |r| r.held().map(Nanos::as_secs_f64)),
+    ("queue", |r| r.queue().map(Nanos::as_secs_f64)),
+    ("prefill", |r| r.prefill().map(Nanos::as_secs_f64)),
+    ("tpot", RequestRecord::tpot),
+    ("e2e", |r| r.e2e().map(Nanos::as_secs_f64)),
+    ("max_gap", |r| r.max_gap.map(|value| value.as_secs_f64())),
+    ("waiting_for_room", |r| r.awaiting_room().map(Nanos::as_secs_f64)),
+    ("transfer", |r| r.transfer().map(Nanos::as_secs_f64)),
+    ("decode_queue", |r| r.decode_queue().map(Nanos::as_secs_f64)),
+];
+
+/// Records of one run, simulated or measured, or of a window of it.
 #[pyclass(frozen, module = "kvrelay._core")]
 pub(crate) struct Result {
+    /// What counts; in a window, its part of the run.
     log: Log,
+    window: Option<Window>,
     class_names: Vec<String>,
     gaps: OnceLock<PooledGaps>,
+    /// How many others each request found when it arrived, those outside the window too.
+    found: OnceLock<Vec<Found>>,
 }
 
 /// Whether a record is good; `None` when it is on neither side.
@@ -38,7 +63,47 @@ impl Result {
     /// Requests are listed by id.
     pub(crate) fn new(mut log: Log, class_names: Vec<String>) -> Result {
         log.requests.sort_by_key(|record| record.id);
-        Result { log, class_names, gaps: OnceLock::new() }
+        Result { log, window: None, class_names, gaps: OnceLock::new(), found: OnceLock::new() }
+    }
+
+    fn found(&self) -> &[Found] {
+        self.found.get_or_init(|| stats::found_on_arrival(&self.log.requests))
+    }
+
+    /// What rates are divided by: the makespan, or the length of the window.
+    fn seconds(&self) -> Option<f64> {
+        match self.window {
+            Some(window) => Some(window.seconds()),
+            None => metrics::makespan(&self.log.requests),
+        }
+    }
+
+    /// First and last arrival.
+    fn span(&self) -> Option<(Time, Time)> {
+        let arrivals = || self.log.requests.iter().map(|record| record.arrival);
+        Some((arrivals().min()?, arrivals().max()?))
+    }
+
+    /// The interval of good requests per second: they count by their arrivals, in slices of the window
+    /// or of the time from first to last arrival, and are scaled to what the rate is divided by.
+    fn goodput_interval(&self, confidence: f64) -> std::result::Result<stats::Interval, stats::NoInterval> {
+        let requests = &self.log.requests;
+        let good: Vec<f64> = requests
+            .iter()
+            .filter(|record| record.verdict() == Verdict::Good)
+            .map(|record| record.arrival.as_secs_f64())
+            .collect();
+        let (start, end) = match self.window {
+            Some(window) => (window.start, window.end),
+            None => self.span().unwrap_or_default(),
+        };
+        let (start, end) = (start.as_secs_f64(), end.as_secs_f64());
+        let count = requests.iter().filter(|record| record.verdict() != Verdict::Out).count();
+        let seconds = self.seconds().unwrap_or(0.0);
+        if !(seconds > 0.0 && end > start) {
+            return Err(stats::NoInterval::TooFew { count: 0, needed: stats::MIN_BATCHES });
+        }
+        stats::rate(&good, count, start, end, (end - start) / seconds, confidence)
     }
 
     /// The record of one request that was not part of a run.
@@ -67,6 +132,35 @@ impl Result {
     fn strings(&self, value: impl Fn(&RequestRecord) -> Option<String>) -> Vec<Option<String>> {
         self.log.requests.iter().map(value).collect()
     }
+}
+
+/// First third, last third, slope, ratio.
+type TrendTold = (f64, f64, f64, f64);
+
+/// Arrivals that looked, all requests, waiting ones; long, grew, surely grows, may have grown.
+type Grown = (usize, TrendTold, TrendTold, (bool, bool, bool, bool));
+
+fn told(found: std::result::Result<stats::Interval, stats::NoInterval>) -> (Option<Limits>, Option<String>) {
+    match found {
+        Ok(found) => {
+            let stats::Interval { value, low, high, num_batches, count, correlation } = found;
+            (Some((value, low, high, num_batches, count, correlation)), None)
+        }
+        Err(why) => (None, Some(why.to_string())),
+    }
+}
+
+/// The interval of the mean of independent replications' values, or why there is none.
+#[pyfunction]
+pub(crate) fn replication_interval(values: Vec<f64>, confidence: f64) -> (Option<Limits>, Option<String>) {
+    told(stats::of_replications(&values, confidence))
+}
+
+/// How many requests, all of them good, the lower confidence limit of attainment needs to reach
+/// `target`; `None` when no number is enough.
+#[pyfunction]
+pub(crate) fn requests_for_attainment(target: f64, confidence: f64) -> Option<u64> {
+    stats::smallest_for_share(target, confidence)
 }
 
 fn seconds(time: Option<Time>) -> Option<f64> {
@@ -147,22 +241,121 @@ impl Result {
         (counts.good, counts.offered, counts.out, counts.without_slo)
     }
 
-    /// Seconds from the first arrival to the last counted event.
+    /// Seconds from the first arrival to the last counted event; of a window, its length.
     #[getter]
     fn makespan(&self) -> Option<f64> {
-        metrics::makespan(&self.log.requests)
+        self.seconds()
     }
 
     /// Good requests per second of makespan.
     #[getter]
     fn goodput(&self) -> Option<f64> {
-        metrics::goodput(&self.log.requests)
+        Rates::of(&self.log.requests, self.seconds()).map(|rates| rates.good)
     }
 
     /// Finished requests and their output tokens per second of makespan.
     #[getter]
     fn throughput(&self) -> Option<(f64, f64)> {
-        metrics::throughput(&self.log.requests)
+        let rates = Rates::of(&self.log.requests, self.seconds())?;
+        Some((rates.finished, rates.output_tokens))
+    }
+
+    /// The requests that arrived in [start, end) seconds, with the worker runs that overlap it. An open
+    /// start is the first arrival, an open end lies right after the last one. Gaps are pooled over the
+    /// whole run, so a window has none.
+    #[pyo3(signature = (start=None, end=None))]
+    fn window(&self, start: Option<f64>, end: Option<f64>) -> Result {
+        let (first, last) = self.span().unwrap_or_default();
+        let (first, after) = match self.window {
+            Some(window) => (window.start, window.end),
+            None => (first, last + Nanos(1)),
+        };
+        let window = Window {
+            start: start.map_or(first, Time::from_secs_f64),
+            end: end.map_or(after, Time::from_secs_f64),
+        };
+        let (requests, found): (Vec<_>, Vec<_>) = self
+            .log
+            .requests
+            .iter()
+            .zip(self.found())
+            .filter(|(record, _)| window.holds(record))
+            .map(|(record, found)| (record.clone(), *found))
+            .unzip();
+        let overlaps = |step: &&StepRecord| step.start < window.end && step.end > window.start;
+        let steps = self.log.steps.iter().filter(overlaps).copied().collect();
+        Result {
+            log: Log { requests, steps, gaps: Vec::new() },
+            window: Some(window),
+            class_names: self.class_names.clone(),
+            gaps: OnceLock::new(),
+            found: OnceLock::from(found),
+        }
+    }
+
+    /// Start and end of the window in seconds; `None` of a whole run.
+    #[getter]
+    fn bounds(&self) -> Option<(f64, f64)> {
+        self.window.map(|window| (window.start.as_secs_f64(), window.end.as_secs_f64()))
+    }
+
+    /// First and last arrival in seconds.
+    #[getter]
+    fn arrivals(&self) -> Option<(f64, f64)> {
+        self.span().map(|(first, last)| (first.as_secs_f64(), last.as_secs_f64()))
+    }
+
+    /// MSER-5 over TTFT in the order of arrival: when the first request that stays arrived, how many
+    /// with a TTFT came before it, and whether the first half of the run had an end of the warm-up.
+    fn warmup(&self) -> Option<(f64, usize, bool)> {
+        let started = || self.log.requests.iter().filter(|record| record.first_token.is_some());
+        let ttfts: Vec<f64> = started().filter_map(LATENCIES[0].1).collect();
+        let warmup = stats::mser5(&ttfts);
+        let arrival = started().nth(warmup.skipped)?.arrival.as_secs_f64();
+        Some((arrival, warmup.skipped, warmup.settled))
+    }
+
+    /// The confidence interval of `attainment`, `goodput`, or of a latency's mean or percentile; or why
+    /// there is none. `None` when there is no such metric.
+    #[pyo3(signature = (metric, percent, confidence, class_name=None))]
+    fn interval(
+        &self,
+        metric: &str,
+        percent: Option<f64>,
+        confidence: f64,
+        class_name: Option<&str>,
+    ) -> Option<(Option<Limits>, Option<String>)> {
+        let class = self.class(class_name);
+        let records =
+            || self.log.requests.iter().filter(|record| class.is_none_or(|class| record.class == class));
+        let found = match metric {
+            "attainment" => stats::share(&records().filter_map(good).collect::<Vec<_>>(), confidence),
+            "goodput" => self.goodput_interval(confidence),
+            latency => {
+                let (_, value) = LATENCIES.iter().find(|(name, _)| *name == latency)?;
+                let values: Vec<f64> = records().filter_map(value).collect();
+                match percent {
+                    Some(percent) => stats::percentile(&values, percent, confidence),
+                    None => stats::mean(&values, confidence),
+                }
+            }
+        };
+        Some(told(found))
+    }
+
+    /// What arrivals found in the system: how many looked; of all requests, mean of the first and of
+    /// the last third, growth per arrival, its ratio to its standard error; the same of the waiting ones;
+    /// whether the run is long enough, the queue grew, would grow again, may have grown; or why that cannot be told.
+    fn growth(&self) -> (Option<Grown>, Option<String>) {
+        let trend = |t: Trend| (t.first_third, t.last_third, t.slope, t.ratio);
+        match Growth::of(&self.log.requests, self.found()) {
+            Ok(growth) => {
+                let verdicts =
+                    (growth.is_long(), growth.grew(), growth.surely_grows(), growth.may_have_grown());
+                (Some((growth.count, trend(growth.present), trend(growth.waiting), verdicts)), None)
+            }
+            Err(short) => (None, Some(short.to_string())),
+        }
     }
 
     /// The distinct pairs of class name and objectives, in order of arrival.
@@ -188,20 +381,7 @@ impl Result {
         let class = self.class(class_name);
         let records =
             || self.log.requests.iter().filter(|record| class.is_none_or(|class| record.class == class));
-        type Metric = (&'static str, fn(&RequestRecord) -> Option<f64>);
-        let metrics: [Metric; 10] = [
-            ("ttft", |r| r.ttft().map(|value| value.as_secs_f64())),
-            ("held", |r| r.held().map(|value| value.as_secs_f64())),
-            ("queue", |r| r.queue().map(|value| value.as_secs_f64())),
-            ("prefill", |r| r.prefill().map(|value| value.as_secs_f64())),
-            ("tpot", RequestRecord::tpot),
-            ("e2e", |r| r.e2e().map(|value| value.as_secs_f64())),
-            ("max_gap", |r| r.max_gap.map(|value| value.as_secs_f64())),
-            ("waiting_for_room", |r| r.awaiting_room().map(|value| value.as_secs_f64())),
-            ("transfer", |r| r.transfer().map(|value| value.as_secs_f64())),
-            ("decode_queue", |r| r.decode_queue().map(|value| value.as_secs_f64())),
-        ];
-        let mut all: BTreeMap<_, _> = metrics
+        let mut all: BTreeMap<_, _> = LATENCIES
             .into_iter()
             .map(|(name, value)| {
                 let values = Distribution::new(records().filter_map(value));
@@ -209,7 +389,7 @@ impl Result {
                 (name, (values.count() as u64, values.mean(), percentiles))
             })
             .collect();
-        if class.is_none() {
+        if class.is_none() && self.window.is_none() {
             let gaps = self.gaps.get_or_init(|| PooledGaps::new(&self.log.gaps));
             let percentiles = match gaps.percentiles(&percents) {
                 Some(values) => values.into_iter().map(Some).collect(),

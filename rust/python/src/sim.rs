@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 
 use kvrelay_core::cluster::WorkerId;
 use kvrelay_core::time::Time;
-use kvrelay_sim::search::{Bisection, max_rate};
+use kvrelay_sim::search::{Bisection, Judgement, max_rate_interval};
 use kvrelay_sim::{Injection, Options, SimError};
 use pyo3::prelude::*;
 
@@ -63,11 +63,21 @@ pub(crate) fn simulate(
     }
 }
 
-/// Bisects for the largest rate at which `attains(rate)` is true: `(low, high)`, the largest tried
-/// rate that attains and the smallest that does not.
+/// Bisects for the largest rate that attains, and for the ends of its interval. `judge(rate)` says
+/// whether it is sustained, attained, possible. Returns the largest tried rate that attains, the
+/// smallest that does not, and the lower (looked for if `low`) and the upper end.
 #[pyfunction]
-pub(crate) fn bisect_rate(attains: &Bound<'_, PyAny>, start: f64, tolerance: f64) -> PyResult<(f64, f64)> {
-    let search = Bisection { start, tolerance, ..Bisection::default() };
-    let found = max_rate(search, |rate| attains.call1((rate,))?.extract::<bool>())?;
-    Ok((found.low, found.high))
+pub(crate) fn search_rate(
+    judge: &Bound<'_, PyAny>,
+    start: f64,
+    tolerance: f64,
+    ends: f64,
+    low: bool,
+) -> PyResult<(f64, f64, f64, f64)> {
+    let settings = Bisection { start, tolerance, ..Bisection::default() };
+    let found = max_rate_interval(settings, ends, low, |rate| {
+        let (sustained, attained, possible) = judge.call1((rate,))?.extract()?;
+        Ok::<_, PyErr>(Judgement { sustained, attained, possible })
+    })?;
+    Ok((found.rate.low, found.rate.high, found.low, found.high))
 }
