@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from kvrelay import plot
+from kvrelay.checks import percent
 from kvrelay.describe import SLO, Cluster
 from kvrelay.engine import Engine
 from kvrelay.errors import ConfigError
@@ -143,11 +144,11 @@ def comparison(results: dict[str, Result]) -> pd.DataFrame:
         topology, policy = label.split(" ", 1)
         row = {"topology": topology, "policy": policy}
         for metric in ("ttft", "tpot"):
-            for percent in (50, 90):
-                value = result.percentile(metric, percent)
-                row[f"{metric.upper()} p{percent} ms"] = "-" if value is None else f"{value * 1e3:.0f}"
-        row |= {f"{name} good": f"{result.attainment(name):.0%}" for name in CLASSES}
-        row["attainment"] = f"{result.attainment():.0%}"
+            for rank in (50, 90):
+                value = result.percentile(metric, rank)
+                row[f"{metric.upper()} p{rank} ms"] = "-" if value is None else f"{value * 1e3:.0f}"
+        row |= {f"{name} good": percent(result.attainment(name) or 0.0) for name in CLASSES}
+        row["attainment"] = percent(result.attainment() or 0.0)
         row["goodput req/s"] = f"{result.goodput():.2f}"
         rows.append(row)
     return pd.DataFrame(rows)

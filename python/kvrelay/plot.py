@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from kvrelay.checks import percent
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
@@ -281,4 +283,4 @@ def _annotation(result: _Result) -> str:
     goodput, attainment = _number(result.goodput()), _number(result.attainment())
     if np.isnan(goodput) or np.isnan(attainment):
         return "no SLO"
-    return f"{goodput:.2f}\n{attainment:.0%} good"
+    return f"{goodput:.2f}\n{percent(attainment)} good"

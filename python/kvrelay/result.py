@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from kvrelay import _core
-from kvrelay.checks import number
+from kvrelay.checks import MAX_U64, number, whole
+from kvrelay.checks import percent as percent_text
 from kvrelay.describe import SLO
 from kvrelay.errors import ConfigError
 from kvrelay.statistics import Interval, Stationarity, checked_confidence, interval_from, stationarity_from
@@ -278,6 +279,7 @@ class Result:
 
     def explain(self, request_id: int) -> str:
         """One request's story."""
+        request_id = whole("request_id", request_id, 0, MAX_U64)
         found = self.requests[self.requests["id"] == request_id]
         if found.empty:
             raise ConfigError(f"no request {request_id}: this run has {len(self)} (ids 0 to {len(self) - 1})")
@@ -297,7 +299,7 @@ class Result:
         lines = [f"{self.title} ({self.source})"]
         if counts["offered"]:
             lines.append(
-                f"attainment {self.attainment():.1%} ({counts['good']} of {counts['offered']} requests within every "
+                f"attainment {percent_text(self.attainment() or 0.0, 1)} ({counts['good']} of {counts['offered']} requests within every "
                 f"objective), goodput {self.goodput() or 0:.3g} req/s"
             )
         elif not len(self):
@@ -308,7 +310,7 @@ class Result:
         statuses = self.requests["status"].value_counts()
         if statuses.get("finished", 0) < len(self):
             lines.append(", ".join(f"{number} {status}" for status, number in statuses.items()))
-        if counts["out"]:
+        if counts["out"] and counts["offered"]:
             lines.append(
                 f"{counts['out']} on neither side, {counts['without_slo']} of them without an objective"
             )
@@ -395,6 +397,8 @@ def _story(row: pd.Series, slo: SLO) -> str:
     verdict = {True: "good", False: "a miss"}.get(
         None if pd.isna(row["good"]) else bool(row["good"]), "on neither side"
     )
+    if row["status"] != "finished" and known("end"):
+        lines.append(f"  {row['end']:.4f} s  over: {row['status']}")
     lines.append(f"  counts as {verdict}")
     return "\n".join(lines)
 

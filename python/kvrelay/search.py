@@ -55,7 +55,7 @@ class MaxGoodput:
         note = "" if self.why is None else f"; {self.why}"
         return (
             f"MaxGoodput({self.rate:.3g} req/s ({limits} from {self.low:.3g} to {self.high:.3g}) with at least "
-            f"{self.attainment:.0%} of requests good, {self.per_gpu:.3g} per GPU; {len(self.tried)} rates tried{note})"
+            f"{self.attainment * 100:g}% of requests good, {self.per_gpu:.3g} per GPU; {len(self.tried)} rates tried{note})"
         )
 
 
@@ -119,7 +119,7 @@ def max_goodput(
         queue = result.stationary()
         if value < attainment and rate <= lowest:
             raise ConfigError(
-                f"no rate attains {attainment:.0%}: at {rate:.2g} req/s it is {value:.1%}, so it is missed without "
+                f"no rate attains {attainment * 100:g}%: at {rate:.2g} req/s it is {value:.1%}, so it is missed without "
                 "load as well",
                 rate=rate, value=value,
             )  # fmt: skip

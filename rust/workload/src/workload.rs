@@ -25,6 +25,8 @@ pub struct Workload {
     pub class_names: Vec<String>,
     /// What it is, in a line.
     pub description: String,
+    /// What it is made after, if it has a name: a preset, a trace.
+    origin: String,
     /// The seed of everything made up in it, and of what an engine makes up to run it.
     pub seed: u64,
     /// What was noticed and put right, or may surprise.
@@ -112,7 +114,8 @@ impl Workload {
         let rate = rate.or(preset.rate).ok_or_else(needed)?;
         let what = Synthetic { num_requests, lengths: preset.lengths(), class, seed };
         let workload = Workload::synthetic(preset.process(), rate, &what)?;
-        Ok(Workload { description: format!("{}: {}", preset.name, workload.description), ..workload })
+        let description = format!("{}: {}", preset.name, workload.description);
+        Ok(Workload { description, origin: preset.name.to_owned(), ..workload })
     }
 
     /// The requests of the trace at `path`, all of `class`.
@@ -139,6 +142,7 @@ impl Workload {
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
         let description = format!("{} requests of {name} ({})", trace.records.len(), trace.format.name());
         let mut workload = Workload::assemble(trace.records, vec![class], description, seed)?;
+        workload.origin = format!("{name} ({})", trace.format.name());
         workload.warnings.splice(0..0, trace.warnings);
         if !trace.turns.is_empty() {
             workload = workload.paced(Pace::Turns(trace.turns.into()));
@@ -186,6 +190,10 @@ impl Workload {
         let parts: Vec<&str> = workloads.iter().map(|workload| workload.description.as_str()).collect();
         let seed = workloads.first().map_or(0, |workload| workload.seed);
         let mut merged = Workload::assemble(records, classes, parts.join(" + "), seed)?;
+        let mut origins: Vec<&str> = workloads.iter().map(|workload| workload.origin.as_str()).collect();
+        origins.retain(|origin| !origin.is_empty());
+        origins.dedup();
+        merged.origin = origins.join(" + ");
         merged.warnings = workloads.iter().flat_map(|workload| workload.warnings.clone()).collect();
         Ok(merged)
     }
@@ -211,7 +219,7 @@ impl Workload {
         for arrival in &mut workload.arrivals {
             arrival.at = start + Nanos::from_secs_f64((arrival.at - start).as_secs_f64() * factor);
         }
-        workload.description = format!("{}, rescaled to {rate} req/s", self.description);
+        workload.description = workload.described();
         Ok(workload)
     }
 
@@ -249,8 +257,28 @@ impl Workload {
             );
             workload.warnings.push(warning);
         }
-        workload.description = format!("{}, lengths / {divide}", self.description);
+        workload.description = if workload.is_closed_loop() {
+            format!("{}, lengths / {divide}", self.description)
+        } else {
+            workload.described()
+        };
         Ok(workload)
+    }
+
+    /// What it has become, in a line: the numbers that it was made with hold no longer.
+    fn described(&self) -> String {
+        let count = self.arrivals.len();
+        let mean = |tokens: fn(&Arrival) -> u32| {
+            self.arrivals.iter().map(|arrival| f64::from(tokens(arrival))).sum::<f64>() / count as f64
+        };
+        let origin = if self.origin.is_empty() { String::new() } else { format!("{}: ", self.origin) };
+        let rate =
+            self.rate().map_or(String::new(), |rate| format!(" at {} req/s", (rate * 1e3).round() / 1e3));
+        let (prompts, outputs) =
+            (mean(|arrival| arrival.prompt_tokens), mean(|arrival| arrival.output_tokens));
+        format!(
+            "{origin}{count} requests{rate}, prompts of {prompts:.0} and outputs of {outputs:.0} tokens on average"
+        )
     }
 
     /// Requests per second: the number of gaps over the time from first to last arrival. `None` when
@@ -427,7 +455,17 @@ impl Workload {
             warnings.push(format!("{cut} outputs are longer than max_tokens: cut there"));
         }
         let class_names = classes.iter().map(|class| class.name.clone()).collect();
-        Ok(Workload { arrivals, class_names, description, seed, warnings, classes, pace: Pace::Clock })
+        let origin = String::new();
+        Ok(Workload {
+            arrivals,
+            class_names,
+            description,
+            origin,
+            seed,
+            warnings,
+            classes,
+            pace: Pace::Clock,
+        })
     }
 }
 
