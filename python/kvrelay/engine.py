@@ -18,8 +18,8 @@ from kvrelay.describe import SLO
 from kvrelay.errors import ConfigError, EngineError, RequestError
 from kvrelay.hub import find_model
 from kvrelay.policies import PolicyLike, name_of, resolve
+from kvrelay.progress import request_bar
 from kvrelay.result import Result
-from kvrelay.simulation import _bar
 from kvrelay.workload import Workload
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ class Engine:
             raise ConfigError(f"run takes a Workload, not {type(workload).__name__}")
         used = self.policy if policy is None else policy
         seed, until = whole("seed", seed, 0, MAX_U64), None if until is None else number("until", until, 0.0)
-        with _bar(len(workload), "run", progress) as tell:
+        with request_bar(len(workload), "run", progress) as tell:
             core = self._core.run(
                 workload._core, None if policy is None else resolve(policy), seed, until, tell
             )

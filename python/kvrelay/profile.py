@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
 from kvrelay import _core
 from kvrelay.describe import Cluster
 from kvrelay.errors import ConfigError
 from kvrelay.policies import Batch, PolicyLike, name_of
+from kvrelay.progress import bar
 from kvrelay.result import Result
-from kvrelay.simulation import _shows, simulate
+from kvrelay.simulation import simulate
 from kvrelay.workload import Workload
 
 #: What a step's time is a function of: chunks and their tokens, Σ(prefix + chunk), Σ((prefix + chunk)² less
@@ -224,9 +224,8 @@ def measure(engine: Any, *, seed: int = 0, progress: bool = True) -> Profile:
         *_decode_plans(limits["max_batch"], longest),
         _loaded_plan(longest, seed),
     ]
-    bar = tqdm(plans, desc="profile", unit="run", leave=False, disable=not (progress and _shows()))
     runs, transfers = [], []
-    for workload, policy in bar:
+    for workload, policy in bar(plans, "profile", "run", progress):
         result = engine.run(workload, policy, seed=seed, progress=False)
         runs.append(_per_step(result.steps))
         moved = result.requests.dropna(subset=["transfer_end"])

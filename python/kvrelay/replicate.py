@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pandas as pd
-from tqdm.auto import tqdm
 
 from kvrelay import _core
 from kvrelay.checks import MAX_U64, whole
 from kvrelay.describe import Cluster
 from kvrelay.errors import ConfigError
 from kvrelay.policies import PolicyLike, name_of
+from kvrelay.progress import bar
 from kvrelay.result import Result
-from kvrelay.simulation import _shows, simulate
+from kvrelay.simulation import simulate
 from kvrelay.statistics import Interval, checked_confidence, interval_from
 from kvrelay.workload import Workload
 
@@ -103,7 +103,7 @@ def replicate(
     results: dict[int, Result] = {}
     seen: dict[tuple[bytes, ...], int] = {}
     title = ""
-    for seed in tqdm(numbers, desc="replicate", leave=False, disable=not (progress and _shows()), delay=0.5):
+    for seed in bar(numbers, "replicate", "run", progress):
         made = workload(seed)
         if not isinstance(made, Workload):
             raise ConfigError(f"workload({seed}) is a {type(made).__name__}; it must be a Workload")

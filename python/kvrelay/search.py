@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tqdm.auto import tqdm
-
 from kvrelay import _core
 from kvrelay.checks import number
 from kvrelay.describe import Cluster
 from kvrelay.errors import ConfigError
 from kvrelay.policies import PolicyLike
+from kvrelay.progress import bar
 from kvrelay.result import Result
-from kvrelay.simulation import _shows, simulate
+from kvrelay.simulation import simulate
 from kvrelay.statistics import checked_confidence
 from kvrelay.workload import Workload
 
@@ -110,7 +109,7 @@ def max_goodput(
     without_limits: list[str] = []
     if criterion is not None:
         without_limits.append("a criterion of your own has no confidence limits")
-    bar = tqdm(desc="max_goodput", unit="rate", leave=False, disable=not (progress and _shows()), delay=0.5)
+    shown = bar(None, "max_goodput", "rate", progress)
 
     def judge(rate: float) -> tuple[bool, bool, bool]:
         result = simulate(workload.at_rate(rate), cluster, policy, belief=belief, seed=seed, progress=False)
@@ -123,8 +122,8 @@ def max_goodput(
                 "load as well",
                 rate=rate, value=value,
             )  # fmt: skip
-        bar.update()
-        bar.set_postfix_str(f"{rate:.3g} req/s: {value:.1%}")
+        shown.update()
+        shown.set_postfix_str(f"{rate:.3g} req/s: {value:.1%}", refresh=False)
         if queue.ok is False:
             growing.append(rate)
         if queue.sure:
@@ -143,7 +142,7 @@ def max_goodput(
 
     needed = None if criterion is not None else _core.requests_for_attainment(attainment, confidence)
     reachable = criterion is not None or (needed is not None and needed <= len(workload))
-    with bar:
+    with shown:
         rate, above, low, high = _core.search_rate(judge, start, tolerance, max(tolerance, _ENDS), reachable)
     why = None
     if without_limits:

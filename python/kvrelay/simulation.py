@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
-from tqdm.auto import tqdm
 
 from kvrelay import _core
 from kvrelay.checks import MAX_TOKENS, MAX_U64, number, text, whole
 from kvrelay.describe import Cluster, Outage
 from kvrelay.errors import ConfigError
 from kvrelay.policies import PolicyLike, name_of, resolve
+from kvrelay.progress import request_bar
 from kvrelay.result import Result
 from kvrelay.workload import Workload
 
@@ -78,7 +77,7 @@ def simulate(
             )
         faults.append((outage.worker, float(outage.at), outage.until))
     title = f"{cluster.topology}, {name_of(policy)}: {workload._core.description}"
-    with _bar(len(workload), "simulate", progress) as tell:
+    with request_bar(len(workload), "simulate", progress) as tell:
         core = _core.simulate(
             workload._core,
             cluster._core,
@@ -93,34 +92,6 @@ def simulate(
         )
     cluster._warn_if_extrapolated()
     return Result(core, title=title, source="simulated", num_gpus=cluster.num_gpus, oracle=oracle)
-
-
-def _shows() -> bool:
-    """Whether progress has an audience: a terminal or a notebook, not a file."""
-    return "ipykernel" in sys.modules or sys.stderr.isatty()
-
-
-class _bar:
-    """A progress bar over requests; its callback is what the compiled core calls."""
-
-    def __init__(self, total: int, what: str, wanted: bool) -> None:
-        self._args = {"total": total, "desc": what, "unit": "req", "leave": False, "delay": 0.5}
-        self._wanted = wanted and _shows()
-        self._bar: tqdm | None = None
-
-    def __enter__(self) -> Callable[[int, int, float], None] | None:
-        if not self._wanted:
-            return None
-        self._bar = tqdm(**self._args)
-        return self._tell
-
-    def _tell(self, arrived: int, over: int, seconds: float) -> None:
-        if self._bar is not None:
-            self._bar.update(over - self._bar.n)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def interference(

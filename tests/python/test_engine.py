@@ -360,7 +360,7 @@ def test_four_threads_at_once(engine):
 
 
 def test_four_threads_run_workloads_under_python_policies_with_progress(engine, monkeypatch):
-    monkeypatch.setattr("kvrelay.simulation._shows", lambda: True)
+    monkeypatch.setattr("kvrelay.progress._shows", lambda: True)
     workload = kr.Workload.poisson(400.0, 12, 10, 4, kr.SLO(ttft=60.0))
     attained = []
 

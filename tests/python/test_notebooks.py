@@ -14,7 +14,11 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
 def test_there_are_notebooks():
-    assert [path.name for path in NOTEBOOKS] == ["01_quickstart.ipynb", "02_your_own_policy.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == [
+        "01_quickstart.ipynb",
+        "02_your_own_policy.ipynb",
+        "03_experiments.ipynb",
+    ]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -274,7 +274,7 @@ class CountingPolicy:
 
 
 def test_four_threads_with_python_policies_and_progress(workload, cluster, monkeypatch):
-    monkeypatch.setattr("kvrelay.simulation._shows", lambda: True)
+    monkeypatch.setattr("kvrelay.progress._shows", lambda: True)
     results, told = {}, []
 
     def run(index):
