@@ -244,6 +244,10 @@ def _link_spec(name: str, link: str | Link | None) -> tuple[str | None, float | 
     return None if link is None else text(name, link), None, 0.0
 
 
+#: As long as a run may last: 200 of the 213 days that its clock counts.
+MAX_SECONDS = 200 * 86_400.0
+
+
 @dataclass(frozen=True)
 class Outage:
     """A worker that is lost at ``at`` with all its KV, and back, empty, at ``until`` (seconds since the run
@@ -259,8 +263,10 @@ class Outage:
 
     def __post_init__(self) -> None:
         whole("outage worker", self.worker, 0)
-        number("outage at", self.at, 0.0)
-        if self.until is not None and not number("outage until", self.until, 0.0) > self.at:
+        for name, seconds in (("at", self.at), ("until", self.until)):
+            if seconds is not None and not number(f"outage {name}", seconds, 0.0) <= MAX_SECONDS:
+                raise ConfigError(f"outage {name} is {seconds:g} s; a run lasts at most {MAX_SECONDS:g} s")
+        if self.until is not None and not self.until > self.at:
             raise ConfigError(f"outage of worker {self.worker}: until {self.until} is not after at {self.at}")
 
 
@@ -284,7 +290,8 @@ def random_outages(
     for worker in range(whole("num_workers", num_workers, 1)):
         at = rng.exponential(mean_time_between)
         while at < number("duration", duration, 0.0):
-            until = at + rng.exponential(mean_time_to_repair)
+            # Times count in nanoseconds.
+            until = at + max(rng.exponential(mean_time_to_repair), 1e-9 + at * 1e-12)
             outages.append(Outage(worker, float(at), float(until)))
             at = until + rng.exponential(mean_time_between)
     return outages

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from kvrelay import _core
+from kvrelay.checks import number, text, whole
 from kvrelay.describe import Cluster
 from kvrelay.errors import ConfigError
 from kvrelay.policies import Batch, PolicyLike, name_of
@@ -80,7 +81,9 @@ class LatencyTable:
             nodes = [(int(tokens), float(ms)) for tokens, ms in terms["tokens_ms"]]
             rest = [float(terms[name]) for name in ("per_row_ms", "per_square_ms", "per_context_ms")]
             return cls(_core.LatencyTable(nodes, *rest, int(terms["most_context"])))
-        except (KeyError, TypeError, ValueError) as error:
+        except ConfigError:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"latency table: {type(error).__name__} {error}") from error
 
     def __repr__(self) -> str:
@@ -177,11 +180,19 @@ class Profile:
             if version != 1:
                 raise ConfigError(f"{where} has version {version}, this kvrelay reads 1")
             table, link = LatencyTable.from_dict(data["table"]), data["link"]
-            prefill, decode = map(float, data["slowdowns"])
+            prefill, decode = (number("slowdown", value, 0.0) for value in data["slowdowns"])
+            _check_facts(data["engine"])
             samples = pd.DataFrame(data["samples"])
-            bandwidth, latency = float(link["bandwidth"]), float(link["latency"])
+            bandwidth, latency = (
+                number("bandwidth", link["bandwidth"], 1.0),
+                number("latency", link["latency"], 0.0),
+            )
+            if not {*STEP_COLUMNS, "seconds", "error"} <= set(samples.columns):
+                raise ConfigError(f"samples have {', '.join(map(str, samples.columns)) or 'no columns'}")
             return cls(table, (prefill, decode), bandwidth, latency, data["engine"], samples)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{where}: {type(error).__name__} {error}") from error
 
     def __repr__(self) -> str:
@@ -194,6 +205,23 @@ class Profile:
 
     def _repr_html_(self) -> str:
         return f"{html.escape(repr(self))}{self.residuals().to_html(float_format='{:.1%}'.format)}"
+
+
+def _check_facts(facts: Any) -> None:
+    """What a profile says of its engine: all there, and possible."""
+    text("engine model", facts["model"])
+    text("engine topology", facts["topology"])
+    for name in (
+        "kv_bytes_per_token",
+        "kv_blocks",
+        "max_model_len",
+        "block_tokens",
+        "max_batch",
+        "max_prefill_tokens",
+    ):
+        whole(f"engine {name}", facts[name], 1)
+    if not isinstance(facts["prefix_caching"], bool):
+        raise ConfigError(f"engine prefix_caching is {facts['prefix_caching']!r}; it must be true or false")
 
 
 class _OnePrompt:

@@ -300,7 +300,7 @@ class Result:
         if counts["offered"]:
             lines.append(
                 f"attainment {percent_text(self.attainment() or 0.0, 1)} ({counts['good']} of {counts['offered']} requests within every "
-                f"objective), goodput {self.goodput() or 0:.3g} req/s"
+                f"objective), goodput {'undefined' if self.goodput() is None else f'{self.goodput():.3g} req/s'}"
             )
         elif not len(self):
             lines.append("no request arrived")

@@ -444,6 +444,16 @@ def test_a_forked_child_gets_an_error_and_the_parent_is_unharmed(engine):
     assert engine.generate("hello", 4, ignore_eos=True).token_ids == before
 
 
+def test_a_policy_that_calls_its_own_engine_is_told_so(engine):
+    def asks(request, cluster):
+        engine.generate("hello", 2)
+        return cluster.least_loaded()
+
+    with pytest.raises(kr.EngineError, match="would wait for itself"):
+        engine.run(kr.Workload.fixed(100.0, 3, 10, 3), asks, progress=False)
+    assert len(engine.generate("hello", 4, ignore_eos=True).token_ids) == 4
+
+
 FORKED_STREAM = """
     import asyncio, os, signal
     import kvrelay as kr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -79,6 +80,13 @@ def test_tables_that_cannot_be_read_are_refused(tmp_path):
     }
     with pytest.raises(kr.ConfigError, match="4 tokens take 1 ms after 1 tokens took 2 ms"):
         kr.LatencyTable.from_dict(falls)
+    huge = falls | {"tokens_ms": [[1, 1e12]]}
+    with pytest.raises(
+        kr.ConfigError, match="its first time is 1000000000000 ms; it must be at least 0 and at most"
+    ):
+        kr.LatencyTable.from_dict(huge)
+    with pytest.raises(kr.ConfigError, match="OverflowError"):
+        kr.LatencyTable.from_dict(falls | {"tokens_ms": [[-5, 1.0]]})
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(kr.ConfigError, match=r"profile .*other.json.*kvrelay_profile"):
         kr.Profile.load(tmp_path / "other.json")
@@ -134,6 +142,16 @@ def test_an_engine_profiles_itself_and_is_simulated_like_it(tmp_path):
         again = kr.Profile.load(tmp_path / "profile.json")
         assert again.table.to_dict() == profile.table.to_dict() and again.engine == profile.engine
         assert again.cluster().kv_tokens == [4096, 4096]
+        saved = json.loads((tmp_path / "profile.json").read_text())
+        for change, message in (
+            ({"slowdowns": [-5, 1]}, "slowdown is -5"),
+            ({"engine": saved["engine"] | {"kv_blocks": 0}}, "engine kv_blocks is 0"),
+            ({"link": {"bandwidth": -1, "latency": 0}}, "bandwidth is -1"),
+            ({"samples": {}}, "samples have no columns"),
+        ):
+            (tmp_path / "bad.json").write_text(json.dumps(saved | change))
+            with pytest.raises(kr.ConfigError, match=message):
+                kr.Profile.load(tmp_path / "bad.json")
         workload = kr.Workload.poisson(50.0, 30, kr.uniform(5, 60), kr.uniform(1, 20), SLO)
         found = kr.fidelity(engine, workload, "goodput", profile=again, runs=2, progress=False)
         assert found.table.loc["attainment", "error"] == 0.0 and len(found.measured) == 2

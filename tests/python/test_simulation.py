@@ -219,6 +219,22 @@ def test_outages_cost_time_and_lose_nothing(workload, cluster):
         kr.Outage(0, at=2.0, until=1.0)
 
 
+def test_without_a_decode_worker_everybody_waits_and_nobody_is_computed_again_and_again():
+    workload = kr.Workload.fixed(20.0, 5, 100, 10)
+    cluster = kr.Cluster("1P1D", model="opt-13b", gpu="a100-80gb", latency="vllm")
+    late = kr.simulate(workload, cluster, outages=[kr.Outage(1, 0.0, 2.0)], **QUIET)
+    assert (late.requests["preemptions"] == 0).all() and (late.requests["decode_start"] >= 2.0).all()
+    with pytest.raises(kr.StalledError, match="left 5 requests"):
+        kr.simulate(workload, cluster, outages=[kr.Outage(1, 0.0)], **QUIET)
+    # An outage after the end is none.
+    whole = kr.simulate(workload, cluster, **QUIET)
+    assert kr.simulate(workload, cluster, outages=[kr.Outage(1, 1e7)], **QUIET).requests.equals(
+        whole.requests
+    )
+    with pytest.raises(kr.ConfigError, match="outage until is inf s"):
+        kr.Outage(1, 1.0, float("inf"))
+
+
 def test_decisions_and_role_switches_take_their_time(slo):
     workload = kr.Workload.fixed(1.0, 4, 100, 5, slo)
 

@@ -391,6 +391,12 @@ impl Engine {
         let _ = self.send(Message::Shutdown);
     }
 
+    /// Whether this is the thread that asks the policy: what it waited for here would never come.
+    pub fn is_own_loop(&self) -> bool {
+        let id = std::thread::current().id();
+        self.thread.as_ref().is_some_and(|thread| thread.thread().id() == id)
+    }
+
     fn send(&self, message: Message) -> Result<(), EngineError> {
         lock(&self.submitter).engine.send(message).map_err(|_| EngineError::Stopped)
     }

@@ -309,6 +309,10 @@ impl Engine {
         self.process.check(py)?;
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let engine = engine.ok_or_else(|| error::raise(py, "EngineError", "the engine is closed"))?;
+        if engine.is_own_loop() {
+            let message = "a policy called the engine that asks it: it would wait for itself";
+            return Err(error::raise(py, "EngineError", message));
+        }
         Ok(Open(Some(engine)))
     }
 }

@@ -351,7 +351,7 @@ impl<'a> Driver<'a> {
     /// When the next thing happens; `None` once all is over, even if a policy wants to be woken on.
     fn next_instant(&mut self) -> Option<Time> {
         let all_over = self.over == self.outputs.len() as u64 && self.source.next_at().is_none();
-        if all_over && self.queue.only_wakes() {
+        if all_over && self.queue.only_idle() {
             return None;
         }
         [self.source.next_at(), self.queue.next_at()].into_iter().flatten().min()

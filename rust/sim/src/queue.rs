@@ -26,6 +26,13 @@ pub(crate) enum Planned {
     Inject(Injection),
 }
 
+impl Planned {
+    /// Wake-ups, which a policy may ask for for ever, and faults.
+    fn is_idle(&self) -> bool {
+        matches!(self, Planned::Wake | Planned::Inject(_))
+    }
+}
+
 /// One entry of the heap, ordered by time and then by when it was planned.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
@@ -51,12 +58,12 @@ impl PartialOrd for Entry {
 pub(crate) struct Queue {
     heap: BinaryHeap<Entry>,
     num_planned: u64,
-    num_wakes: usize,
+    num_idle: usize,
 }
 
 impl Queue {
     pub(crate) fn push(&mut self, at: Time, planned: Planned) {
-        self.num_wakes += usize::from(planned == Planned::Wake);
+        self.num_idle += usize::from(planned.is_idle());
         self.heap.push(Entry { at, number: self.num_planned, planned });
         self.num_planned += 1;
     }
@@ -69,12 +76,12 @@ impl Queue {
     pub(crate) fn pop_due(&mut self, now: Time) -> Option<Planned> {
         self.heap.peek().filter(|entry| entry.at <= now)?;
         let planned = self.heap.pop()?.planned;
-        self.num_wakes -= usize::from(planned == Planned::Wake);
+        self.num_idle -= usize::from(planned.is_idle());
         Some(planned)
     }
 
-    /// Whether nothing is planned but wake-ups: a policy may ask for these for ever.
-    pub(crate) fn only_wakes(&self) -> bool {
-        self.heap.len() == self.num_wakes
+    /// Whether nothing is planned that matters once all requests are over.
+    pub(crate) fn only_idle(&self) -> bool {
+        self.heap.len() == self.num_idle
     }
 }

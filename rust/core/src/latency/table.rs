@@ -19,6 +19,9 @@ use super::least_squares::{Equation, non_negative};
 use crate::step::{StepShape, Stretch};
 use crate::time::Picos;
 
+/// A day: no step takes so long.
+const MOST_MILLISECONDS: f64 = 86_400_000.0;
+
 /// What a table is made of, in milliseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableTerms {
@@ -58,7 +61,7 @@ pub enum TableError {
         earlier: f64,
     },
     /// A coefficient that is none.
-    #[error("latency table: {name} is {value} ms; it must be at least 0 and finite")]
+    #[error("latency table: {name} is {value} ms; it must be at least 0 and at most {MOST_MILLISECONDS}")]
     Coefficient {
         /// Which.
         name: &'static str,
@@ -92,13 +95,13 @@ impl Table {
             ("its first time", terms.nodes[0].1),
         ];
         for (name, value) in values {
-            if !(value >= 0.0 && value.is_finite()) {
+            if !(0.0..=MOST_MILLISECONDS).contains(&value) {
                 return Err(TableError::Coefficient { name, value });
             }
         }
         for pair in terms.nodes.windows(2) {
             let ((before, earlier), (tokens, milliseconds)) = (pair[0], pair[1]);
-            if before >= tokens || !(milliseconds >= earlier && milliseconds.is_finite()) {
+            if before >= tokens || !(earlier..=MOST_MILLISECONDS).contains(&milliseconds) {
                 return Err(TableError::Nodes { tokens, milliseconds, before, earlier });
             }
         }
@@ -189,7 +192,7 @@ impl Table {
         }
         let ((from, start), (to, end)) = (self.nodes[at - 1], self.nodes[at]);
         let slope = u128::from(end - start) * u128::from(tokens - from) / u128::from(to - from);
-        start + u64::try_from(slope).unwrap_or(u64::MAX - start)
+        start.saturating_add(u64::try_from(slope).unwrap_or(u64::MAX))
     }
 }
 
@@ -218,14 +221,14 @@ impl LatencyModel for Table {
             self.beyond_context.fetch_max(last, Ordering::Relaxed);
         }
         let square = Picos::from_millis_f64(self.terms.per_square * shape.prefill_square as f64).0;
-        let first = self.layers(tokens)
-            + self.per_row * u64::from(shape.num_rows())
-            + self.per_context * shape.decode_context
-            + square;
+        let rows = self.per_row.saturating_mul(u64::from(shape.num_rows()));
+        let context = self.per_context.saturating_mul(shape.decode_context);
+        let terms = [self.layers(tokens), rows, context, square];
+        let first = terms.into_iter().fold(0, u64::saturating_add);
         if !decodes {
             return Stretch::single(Picos(first));
         }
-        let delta = self.per_context * u64::from(shape.num_decode);
+        let delta = self.per_context.saturating_mul(u64::from(shape.num_decode));
         Stretch { first: Picos(first), delta: i64::try_from(delta).unwrap_or(i64::MAX), steps }
     }
 }

@@ -111,7 +111,10 @@ impl State {
                 return;
             }
             Admission::Refuse { reason, numbers } => {
-                let numbers: Vec<_> = numbers.iter().map(|(name, value)| format!("{name}={}", (value * 1e4).round() / 1e4)).collect();
+                let numbers: Vec<_> = numbers
+                    .iter()
+                    .map(|(name, value)| format!("{name}={}", (value * 1e4).round() / 1e4))
+                    .collect();
                 let told =
                     if numbers.is_empty() { reason } else { format!("{reason} ({})", numbers.join(", ")) };
                 return self.end(id, Status::Refused, Some(told.into()), actions);

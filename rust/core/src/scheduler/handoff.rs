@@ -103,7 +103,10 @@ impl State {
             self.release(reservation);
             return true;
         }
-        let latest = self.awaiting_room.iter().max().copied().filter(|_| self.awaiting_room.len() > 1);
+        // One that no worker could take now waits for a worker, not for room.
+        let waits_for_room = |id: &&RequestId| self.decode_candidate(**id).is_some();
+        let waiting: Vec<RequestId> = self.awaiting_room.iter().filter(waits_for_room).copied().collect();
+        let latest = waiting.iter().max().copied().filter(|_| waiting.len() > 1);
         if let Some(id) = latest {
             self.unplace(id, actions);
         }
