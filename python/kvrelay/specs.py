@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from kvrelay.checks import MAX_TOKENS, MAX_U32, MAX_U64, number, text, whole
@@ -80,28 +81,53 @@ def record_rows(
     """The rows of ``Workload.from_records``, and the names of their classes in order of appearance."""
     if isinstance(records, pd.DataFrame):
         records = records.to_dict("records")
+    if not isinstance(records, Iterable) or isinstance(records, (str, bytes, Mapping)):
+        raise WorkloadError(f"records are {records!r}; they must be mappings, or a frame")
     names: list[str] = []
     rows = []
     for index, record in enumerate(records):
+        if not isinstance(record, Mapping):
+            raise WorkloadError(f"records[{index}] is {record!r}; it must be a mapping", index=index)
         name = str(field(record, "slo_class", "default"))
         if name not in names:
             names.append(name)
         missing = [key for key in ("arrival", "prompt_tokens", "output_tokens") if field(record, key) is None]
         if missing:
             raise WorkloadError(f"records[{index}] has no {missing[0]}", index=index)
-        ids = field(record, "hash_ids")
-        try:
-            rows.append(
-                (
-                    float(record["arrival"]),
-                    int(record["prompt_tokens"]),
-                    int(record["output_tokens"]),
-                    names.index(name),
-                    field(record, "max_tokens"),
-                    field(record, "priority"),
-                    None if ids is None else (list(ids), int(field(record, "tokens_per_id", 512))),
-                )
+        at = f"records[{index}]"
+        limits = {"max_tokens": (1, MAX_TOKENS), "priority": (-(2**31), 2**31 - 1)}
+        own = {
+            key: None
+            if field(record, key) is None
+            else _integral(f"{at}.{key}", field(record, key), *limits[key])
+            for key in limits
+        }
+        rows.append(
+            (
+                number(f"{at}.arrival", record["arrival"], error=WorkloadError),
+                _integral(f"{at}.prompt_tokens", record["prompt_tokens"], 1, MAX_TOKENS),
+                _integral(f"{at}.output_tokens", record["output_tokens"], 1, MAX_TOKENS),
+                names.index(name),
+                own["max_tokens"],
+                own["priority"],
+                _hash_ids(at, record),
             )
-        except (TypeError, ValueError, OverflowError) as error:
-            raise WorkloadError(f"records[{index}]: {error}", index=index) from error
+        )
     return rows, names
+
+
+def _integral(name: str, value: Any, low: int, high: int) -> int:
+    """A whole number, also one that a frame with gaps has made a float."""
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        value = int(value)
+    return whole(name, value, low, high, WorkloadError)
+
+
+def _hash_ids(at: str, record: Mapping[str, Any]) -> tuple[list[int], int] | None:
+    ids = field(record, "hash_ids")
+    if ids is None:
+        return None
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise WorkloadError(f"{at}.hash_ids is {ids!r}; it must be a list of whole numbers")
+    checked = [_integral(f"{at}.hash_ids[{index}]", one, 0, MAX_U64) for index, one in enumerate(ids)]
+    return checked, _integral(f"{at}.tokens_per_id", field(record, "tokens_per_id", 512), 1, MAX_TOKENS)

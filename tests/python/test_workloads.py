@@ -51,6 +51,24 @@ NAN, INF = math.nan, math.inf
             lambda: kr.Workload.from_records([{"arrival": 0.0, "prompt_tokens": 0, "output_tokens": 1}]),
             r"records\[0\].prompt_tokens is 0",
         ),
+        *(
+            (
+                lambda own=own: kr.Workload.from_records(
+                    [{"arrival": 0.0, "prompt_tokens": 40, "output_tokens": 1} | own]
+                ),
+                message,
+            )
+            for own, message in [
+                ({"priority": 1.7}, r"records\[0\].priority is 1.7"),
+                ({"max_tokens": -1}, r"records\[0\].max_tokens is -1"),
+                ({"prompt_tokens": 5.9}, r"records\[0\].prompt_tokens is 5.9"),
+                ({"hash_ids": [-1]}, r"records\[0\].hash_ids\[0\] is -1"),
+                ({"hash_ids": "ab"}, r"records\[0\].hash_ids is 'ab'"),
+                ({"hash_ids": [1], "tokens_per_id": 0}, r"records\[0\].tokens_per_id is 0"),
+            ]
+        ),
+        (lambda: kr.Workload.from_records(5), "records are 5"),
+        (lambda: kr.Workload.from_records([5]), r"records\[0\] is 5"),
         (lambda: kr.Workload.from_trace("no/such/file.jsonl"), "no/such/file.jsonl"),
         (lambda: kr.Workload.poisson(1.0, 10, 5, 5).at_rate(-2), "rate is -2"),
         (lambda: kr.SLO(ttft=0), "ttft is 0"),
