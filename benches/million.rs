@@ -67,7 +67,12 @@ impl Case {
     /// Lengths of Azure's conversations at `rate` requests per second.
     fn azure(topology: &str, rate: f64, count: usize, policy: &'static str) -> Case {
         let workload = workload_at(rate, count);
-        Case { name: format!("azure, {topology} at {rate}/s"), cluster: cluster(topology), workload, policy }
+        Case {
+            name: format!("azure, {topology} at {rate:.1}/s"),
+            cluster: cluster(topology),
+            workload,
+            policy,
+        }
     }
 
     /// As [`Case::azure`], with pools that are small enough for a thousand of them.

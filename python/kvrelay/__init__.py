@@ -14,22 +14,8 @@ same policy::
 from kvrelay import datasets, errors, plot, policies
 from kvrelay._core import ClusterView, RequestView, WorkerView, __version__
 from kvrelay.check import PolicyReport, check_policy
-from kvrelay.describe import (
-    SLO,
-    Cluster,
-    Lengths,
-    Link,
-    Network,
-    Outage,
-    empirical,
-    gpus,
-    latencies,
-    lognormal,
-    models,
-    random_outages,
-    slo_presets,
-    uniform,
-)
+from kvrelay.cluster import Cluster, Link, Network, Outage, gpus, latencies, models, random_outages
+from kvrelay.describe import SLO, Lengths, empirical, lognormal, slo_presets, uniform
 from kvrelay.devices import CpuDevice, CudaDevice, Devices, cuda_available, devices
 from kvrelay.engine import Engine, Output, Stream, WorkerInfo
 from kvrelay.errors import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvrelay.describe import SLO, Cluster, uniform
+from kvrelay.cluster import Cluster
+from kvrelay.describe import SLO, uniform
 from kvrelay.errors import KvRelayError, PolicyError
 from kvrelay.policies import METHODS, PolicyLike, misspelt, name_of
 from kvrelay.simulation import simulate

@@ -15,7 +15,8 @@ import pandas as pd
 
 from kvrelay import plot
 from kvrelay.checks import percent
-from kvrelay.describe import SLO, Cluster
+from kvrelay.cluster import Cluster
+from kvrelay.describe import SLO
 from kvrelay.engine import Engine
 from kvrelay.errors import ConfigError
 from kvrelay.result import Result

@@ -15,7 +15,7 @@ import pandas as pd
 
 from kvrelay import _core
 from kvrelay.checks import number, text, whole
-from kvrelay.describe import Cluster
+from kvrelay.cluster import Cluster
 from kvrelay.errors import ConfigError
 from kvrelay.policies import Batch, PolicyLike, name_of
 from kvrelay.progress import bar

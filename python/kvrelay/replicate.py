@@ -9,7 +9,7 @@ import pandas as pd
 
 from kvrelay import _core
 from kvrelay.checks import MAX_U64, whole
-from kvrelay.describe import Cluster
+from kvrelay.cluster import Cluster
 from kvrelay.errors import ConfigError
 from kvrelay.policies import PolicyLike, name_of
 from kvrelay.progress import bar

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvrelay import _core
 from kvrelay.checks import number
-from kvrelay.describe import Cluster
+from kvrelay.cluster import Cluster
 from kvrelay.errors import ConfigError
 from kvrelay.policies import PolicyLike
 from kvrelay.progress import bar

@@ -8,7 +8,7 @@ import pandas as pd
 
 from kvrelay import _core
 from kvrelay.checks import MAX_TOKENS, MAX_U64, number, text, whole
-from kvrelay.describe import Cluster, Outage
+from kvrelay.cluster import Cluster, Outage
 from kvrelay.errors import ConfigError
 from kvrelay.policies import PolicyLike, name_of, resolve
 from kvrelay.progress import request_bar
