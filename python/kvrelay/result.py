@@ -130,10 +130,11 @@ class Result:
 
     def percentile(self, metric: str, percent: float, slo_class: str | None = None) -> float | None:
         """One percentile of ``ttft``, ``tpot``, ``e2e``, ``max_gap`` or a part of them, in seconds."""
+        percent = number("percent", percent)
         if not 0 <= percent <= 100:
             raise ConfigError(f"percent is {percent}; it must be between 0 and 100", percent=percent)
         stats = self._core.distributions([float(percent)], self._class(slo_class))
-        if metric not in stats:
+        if not isinstance(metric, str) or metric not in stats:
             raise ConfigError(f"metric {metric!r}; known: {', '.join(sorted(stats))}", metric=metric)
         return stats[metric][2][0]
 
