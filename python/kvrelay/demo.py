@@ -14,11 +14,11 @@ from pathlib import Path
 import pandas as pd
 
 from kvrelay import plot
-from kvrelay.checks import percent
 from kvrelay.cluster import Cluster
 from kvrelay.describe import SLO
 from kvrelay.engine import Engine
 from kvrelay.errors import ConfigError
+from kvrelay.formats import percent
 from kvrelay.result import Result
 from kvrelay.search import MaxGoodput, max_goodput
 from kvrelay.workload import Workload

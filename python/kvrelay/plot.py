@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from kvrelay.checks import percent
+from kvrelay.formats import percent
 
 if TYPE_CHECKING:
     import pandas as pd

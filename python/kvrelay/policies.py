@@ -225,10 +225,9 @@ def resolve(policy: PolicyLike) -> Any:
     methods = {name: getattr(policy, name) for name in METHODS if callable(getattr(policy, name, None))}
     if not methods.keys() - {"begin", "observe"}:
         if not callable(policy):
-            raise ConfigError(
-                f"{policy!r} is no policy: it has none of admit, place, accept, batch, rebalance and cannot be "
-                f"called{'; ' + misspelt(policy) if misspelt(policy) else ''}"
-            )
+            problem = "it has none of admit, place, accept, batch, rebalance and cannot be called"
+            hint = misspelt(policy)
+            raise ConfigError(f"{policy!r} is no policy: {problem}{'; ' + hint if hint else ''}")
         methods["place"] = policy
     for name, method in methods.items():
         _check_signature(name, method)

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvrelay import _core
+from kvrelay import _core, formats
 from kvrelay.checks import MAX_U64, number, whole
-from kvrelay.checks import percent as percent_text
 from kvrelay.describe import SLO
 from kvrelay.errors import ConfigError
 from kvrelay.statistics import Interval, Stationarity, checked_confidence, interval_from, stationarity_from
@@ -300,7 +299,7 @@ class Result:
         lines = [f"{self.title} ({self.source})"]
         if counts["offered"]:
             lines.append(
-                f"attainment {percent_text(self.attainment() or 0.0, 1)} ({counts['good']} of {counts['offered']} requests within every "
+                f"attainment {formats.percent(self.attainment() or 0.0, 1)} ({counts['good']} of {counts['offered']} requests within every "
                 f"objective), goodput {'undefined' if self.goodput() is None else f'{self.goodput():.3g} req/s'}"
             )
         elif not len(self):

@@ -11,7 +11,7 @@ use kvrelay_core::latency::table::Table;
 use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::scheduler::{Belief, Limits};
 use kvrelay_core::time::Nanos;
-use kvrelay_sim::network::Network;
+use kvrelay_sim::network::{Network, Wiring};
 use kvrelay_sim::{Delays, Links, Neighbours, SimCluster, SimWorker};
 use pyo3::prelude::*;
 
@@ -56,42 +56,13 @@ struct NetworkSpec {
 #[derive(FromPyObject)]
 struct LinkSpec(Option<String>, Option<f64>, f64);
 
-impl LinkSpec {
-    fn build(&self, py: Python<'_>, gpu: &GpuSpec, ranks: u32) -> PyResult<Link> {
-        let found = link(py, gpu, self.0.as_deref(), self.1, self.2, ranks)?;
-        // A bandwidth that is given is one GPU's, as a named one is.
-        Ok(if self.1.is_some() {
-            Link { bandwidth: found.bandwidth * f64::from(ranks), ..found }
-        } else {
-            found
-        })
-    }
-}
-
 impl NetworkSpec {
-    fn build(&self, py: Python<'_>, gpu: &GpuSpec, ranks: &[u32]) -> PyResult<Network> {
-        let ports = ranks.iter().map(|ranks| self.local.build(py, gpu, *ranks)).collect::<PyResult<_>>()?;
-        let mut nics = Vec::with_capacity(ranks.len());
-        let mut cards = Vec::new();
-        let mut seen = std::collections::BTreeMap::<u32, u32>::new();
-        let mut shared = std::collections::BTreeMap::new();
-        for (node, ranks) in self.nodes.iter().zip(ranks) {
-            let place = seen.entry(*node).or_insert(0);
-            // Without a number of cards every worker has its own, one a GPU.
-            let (slot, width) =
-                self.nics_per_node.map_or((*place, *ranks), |count| (*place % count.max(1), 1));
-            *place += 1;
-            let next = cards.len() as u32;
-            let card = *shared.entry((*node, slot)).or_insert(next);
-            if card == next {
-                cards.push(self.remote.build(py, gpu, width)?);
-            }
-            nics.push(card);
-        }
-        let nodes = self.nodes.clone();
-        let network = Network { nodes, nics, ports, node_bandwidth: self.node_bandwidth, nic: cards };
-        network.check(ranks.len()).map_err(|error| error::config(py, error))?;
-        Ok(network)
+    fn build(self, py: Python<'_>, gpu: &GpuSpec, ranks: &[u32]) -> PyResult<Network> {
+        let per_gpu = |spec: &LinkSpec| link(py, gpu, spec.0.as_deref(), spec.1, spec.2, 1);
+        let (port, nic) = (per_gpu(&self.local)?, per_gpu(&self.remote)?);
+        let NetworkSpec { nodes, nics_per_node, node_bandwidth, .. } = self;
+        let wiring = Wiring { nodes, nics_per_node, port, nic, node_bandwidth };
+        wiring.network(ranks).map_err(|error| error::config(py, error))
     }
 }
 

@@ -21,7 +21,7 @@ use kvrelay_core::watch::Watch;
 
 use crate::network::{Flows, Network};
 use crate::queue::{Planned, Queue};
-use crate::run::{Asking, SimRun};
+use crate::run::{Asking, SimRun, has_prefill};
 
 /// A simulated worker.
 #[derive(Clone)]
@@ -237,6 +237,16 @@ struct Worker {
     ready_at: Time,
 }
 
+/// What transfers are under way on.
+enum Wires {
+    Apart(Link),
+    Shared {
+        flows: Flows,
+        /// When the latest look at them is planned.
+        looks_at: Option<Time>,
+    },
+}
+
 struct Driver<'a> {
     cluster: &'a SimCluster,
     options: &'a Options,
@@ -245,10 +255,7 @@ struct Driver<'a> {
     workers: Vec<Worker>,
     runs: Runs,
     transfers: BTreeSet<TransferId>,
-    /// The transfers of a shared network.
-    flows: Option<Flows>,
-    /// When the latest look at them is planned.
-    flows_at: Option<Time>,
+    wires: Wires,
     /// Per arrival: true output length, tokens produced.
     outputs: Vec<(u32, u32)>,
     over: u64,
@@ -338,11 +345,12 @@ impl<'a> Driver<'a> {
             workers: cluster.workers.iter().map(worker).collect(),
             runs: Runs(Arc::new(Mutex::new(vec![None; cluster.workers.len()]))),
             transfers: BTreeSet::new(),
-            flows: match &cluster.links {
-                Links::Apart(_) => None,
-                Links::Shared(network) => Some(Flows::new(network.clone())),
+            wires: match &cluster.links {
+                Links::Apart(link) => Wires::Apart(*link),
+                Links::Shared(network) => {
+                    Wires::Shared { flows: Flows::new(network.clone()), looks_at: None }
+                }
             },
-            flows_at: None,
             outputs: Vec::new(),
             over: 0,
         }
@@ -481,15 +489,14 @@ impl<'a> Driver<'a> {
                 let tokens = u64::from(num_blocks) * u64::from(self.cluster.limits.block_tokens);
                 let bytes = tokens * self.cluster.kv_bytes_per_token;
                 self.transfers.insert(id);
-                match (&self.cluster.links, &mut self.flows) {
-                    (Links::Apart(link), _) => {
+                match &mut self.wires {
+                    Wires::Apart(link) => {
                         self.queue.push(now + link.transfer(bytes), Planned::TransferEnds { id });
                     }
-                    (Links::Shared(_), Some(flows)) => {
+                    Wires::Shared { flows, .. } => {
                         flows.begin(now, id, from, to, bytes);
                         self.plan_flows();
                     }
-                    (Links::Shared(_), None) => unreachable!("a shared network has its flows"),
                 }
             }
             Action::Abort { id } => {
@@ -511,31 +518,32 @@ impl<'a> Driver<'a> {
 
     /// Looks again when a transfer ends or begins, unless that is planned.
     fn plan_flows(&mut self) {
-        let next = self.flows.as_ref().and_then(Flows::next_at);
-        if let Some(at) = next.filter(|_| next != self.flows_at) {
+        let Wires::Shared { flows, looks_at } = &mut self.wires else { return };
+        let next = flows.next_at();
+        if let Some(at) = next.filter(|_| next != *looks_at) {
             self.queue.push(at, Planned::Flows);
         }
-        self.flows_at = next;
+        *looks_at = next;
     }
 
     fn stop_flow(&mut self, now: Time, id: TransferId) {
-        if let Some(flows) = &mut self.flows {
+        if let Wires::Shared { flows, .. } = &mut self.wires {
             flows.abort(now, id);
             self.plan_flows();
         }
     }
 
     fn flows_move(&mut self, now: Time, events: &mut Vec<Event>) {
+        let Wires::Shared { flows, looks_at } = &mut self.wires else { return };
         // One planned for shares that have changed since finds nothing.
-        if self.flows_at != Some(now) {
+        if *looks_at != Some(now) {
             return;
         }
-        let Some(flows) = &mut self.flows else { return };
+        *looks_at = None;
         for id in flows.take_ended(now) {
             self.transfers.remove(&id);
             events.push(Event::Transferred { id });
         }
-        self.flows_at = None;
         self.plan_flows();
     }
 
@@ -547,10 +555,10 @@ impl<'a> Driver<'a> {
         };
         let decodes = rows.iter().filter(|row| row.decode).map(|row| left(row.request)).min();
         let steps = decodes.map_or(1, |decodes| decodes.min(run.repeat));
-        let others = self.busy_neighbours(id);
-        let has_prefill = rows.iter().any(|row| !row.decode);
-        let neighbours = self.cluster.neighbours.as_ref();
-        let slowdown = neighbours.map_or(1.0, |neighbours| neighbours.slowdown(has_prefill, others));
+        let slowdown = self.cluster.neighbours.as_ref().map_or(1.0, |neighbours| {
+            let others = self.num_busy(neighbours, neighbours.machines[id.index()]);
+            neighbours.slowdown(has_prefill(&rows), others)
+        });
         let worker = &mut self.workers[id.index()];
         let asking = Asking { model: worker.latency.as_ref(), single_steps: self.options.single_steps };
         let mut planned = SimRun::plan(seq, rows, steps, asking, slowdown, worker.clock.start(now));
@@ -562,13 +570,11 @@ impl<'a> Driver<'a> {
         self.neighbours_change(now, id);
     }
 
-    /// Other workers of the machine of `id` that compute.
-    fn busy_neighbours(&self, id: WorkerId) -> u32 {
-        let Some(neighbours) = &self.cluster.neighbours else { return 0 };
+    /// Workers of a machine that compute.
+    fn num_busy(&self, neighbours: &Neighbours, machine: u32) -> u32 {
         let runs = self.runs.lock();
-        let machine = neighbours.machines[id.index()];
-        let same = |index: &usize| *index != id.index() && neighbours.machines[*index] == machine;
-        (0..runs.len()).filter(same).filter(|index| runs[*index].is_some()).count() as u32
+        let there = neighbours.machines.iter().zip(runs.iter()).filter(|(on, _)| **on == machine);
+        there.filter(|(_, run)| run.is_some()).count() as u32
     }
 
     /// A worker has begun or ended a run: those beside it are slower or faster from now on.
@@ -576,17 +582,17 @@ impl<'a> Driver<'a> {
         let cluster = self.cluster;
         let Some(neighbours) = &cluster.neighbours else { return };
         let machine = neighbours.machines[id.index()];
+        let busy = self.num_busy(neighbours, machine);
         for index in (0..self.workers.len()).filter(|index| *index != id.index()) {
             if neighbours.machines[index] != machine {
                 continue;
             }
             let other = WorkerId(index as u32);
-            let others = self.busy_neighbours(other);
             let mut runs = self.runs.lock();
             let Some(run) = runs[index].as_mut() else { continue };
             let worker = &mut self.workers[index];
             let asking = Asking { model: worker.latency.as_ref(), single_steps: self.options.single_steps };
-            run.slow_down(now, neighbours.slowdown(run.has_prefill(), others), asking);
+            run.slow_down(now, neighbours.slowdown(has_prefill(&run.rows), busy - 1), asking);
             worker.version += 1;
             self.queue.push(run.end(), Planned::RunEnds { worker: other, version: worker.version });
         }

@@ -28,6 +28,51 @@ pub struct Network {
     pub nic: Vec<Link>,
 }
 
+/// A network as people describe one: GPUs in nodes, and cards between the nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wiring {
+    /// The node of each worker.
+    pub nodes: Vec<u32>,
+    /// Cards that the workers of a node share, in turn; a card for every GPU when `None`.
+    pub nics_per_node: Option<u32>,
+    /// A GPU's port inside its node.
+    pub port: Link,
+    /// A network card.
+    pub nic: Link,
+    /// See [`Network::node_bandwidth`].
+    pub node_bandwidth: f64,
+}
+
+impl Wiring {
+    /// The network of workers of so many GPUs (`ranks`) each, which all send at once.
+    pub fn network(self, ranks: &[u32]) -> Result<Network, NetworkError> {
+        let wide = |link: Link, ranks: u32| Link { bandwidth: link.bandwidth * f64::from(ranks), ..link };
+        let mut nics = Vec::with_capacity(ranks.len());
+        let mut cards = Vec::new();
+        // The place of a node's next worker, and the card of each place that has one.
+        let mut places = BTreeMap::<u32, u32>::new();
+        let mut card_of = BTreeMap::new();
+        for (node, ranks) in self.nodes.iter().zip(ranks) {
+            let place = places.entry(*node).or_insert(0);
+            let (slot, width) = match self.nics_per_node {
+                Some(count) => (*place % count.max(1), 1),
+                None => (*place, *ranks),
+            };
+            *place += 1;
+            let card = *card_of.entry((*node, slot)).or_insert(cards.len() as u32);
+            if card as usize == cards.len() {
+                cards.push(wide(self.nic, width));
+            }
+            nics.push(card);
+        }
+        let ports = ranks.iter().map(|ranks| wide(self.port, *ranks)).collect();
+        let network =
+            Network { nodes: self.nodes, nics, ports, node_bandwidth: self.node_bandwidth, nic: cards };
+        network.check(ranks.len())?;
+        Ok(network)
+    }
+}
+
 /// Why a network cannot be.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NetworkError {
@@ -301,6 +346,25 @@ mod tests {
         flows.begin(Time(0), TransferId(1), WorkerId(1), WorkerId(2), 1_000_000);
         flows.abort(Time(10_000_000), TransferId(1));
         assert_eq!(ends(&mut flows), [(0, 15_000_000)]);
+    }
+
+    #[test]
+    fn cards_are_shared_in_turn_or_one_a_gpu() {
+        let wiring = |nics_per_node| Wiring {
+            nodes: vec![0, 0, 0, 1],
+            nics_per_node,
+            port: link(4e9),
+            nic: link(1e9),
+            node_bandwidth: f64::INFINITY,
+        };
+        let shared = wiring(Some(2)).network(&[1, 1, 2, 4]).unwrap();
+        assert_eq!((&shared.nics[..], shared.nic.len()), (&[0, 1, 0, 2][..], 3));
+        assert_eq!(shared.unloaded(WorkerId(2), WorkerId(3)), link(1e9));
+        let own = wiring(None).network(&[1, 1, 2, 4]).unwrap();
+        assert_eq!(own.nics, [0, 1, 2, 3]);
+        assert_eq!(own.unloaded(WorkerId(2), WorkerId(3)), link(2e9));
+        assert_eq!(own.unloaded(WorkerId(0), WorkerId(2)), link(4e9));
+        assert!(wiring(None).network(&[1]).is_err());
     }
 
     #[test]

@@ -55,6 +55,11 @@ fn scaled(stretch: Stretch, by: f64) -> Stretch {
     }
 }
 
+/// Whether some of the rows compute prompts.
+pub(crate) fn has_prefill(rows: &[Row]) -> bool {
+    rows.iter().any(|row| !row.decode)
+}
+
 /// The event time of an exact instant.
 fn event_time(exact: Picos) -> Time {
     Time(exact.0.div_ceil(1_000))
@@ -83,11 +88,6 @@ impl SimRun {
         let rest: Vec<Stretch> = first.skip(1).into_iter().chain(self.stretches.drain(..).skip(1)).collect();
         self.stretches = vec![Stretch::single(first.first + by)];
         self.stretches.extend(rest);
-    }
-
-    /// Whether it computes prompts.
-    pub(crate) fn has_prefill(&self) -> bool {
-        self.rows.iter().any(|row| !row.decode)
     }
 
     /// From `now` on every step takes `slowdown` times as long as alone; of the one in progress, what

@@ -4,6 +4,7 @@
 //! step of 2 ms counts as much as one of 2 s, and with coefficients that are not negative, so that
 //! more work is never predicted to take less time.
 
+use super::least_squares::{Equation, over};
 use super::linear::{DecodeTerms, Linear, PrefillTerms};
 use crate::step::StepShape;
 use crate::time::Picos;
@@ -21,14 +22,14 @@ pub struct Sample {
 const TERMS: usize = 3;
 
 /// One sample's terms and its milliseconds.
-type Equation = ([f64; TERMS], f64);
+type Measured = ([f64; TERMS], f64);
 
 /// Fits a linear model. Steps that hold both prompt chunks and decode rows, and steps of no time,
 /// are left out; `None` if either part has no sample left.
 pub fn fit(samples: &[Sample]) -> Option<Linear> {
     let measured = samples.iter().filter(|sample| sample.duration > Picos::ZERO);
     let milliseconds = |sample: &Sample| sample.duration.0 as f64 * 1e-9;
-    let prefill: Vec<Equation> = measured
+    let prefill: Vec<Measured> = measured
         .clone()
         .filter(|sample| sample.shape.num_prefill > 0 && sample.shape.num_decode == 0)
         .map(|sample| {
@@ -36,7 +37,7 @@ pub fn fit(samples: &[Sample]) -> Option<Linear> {
             ([1.0, shape.prefill_tokens as f64, shape.prefill_square as f64], milliseconds(sample))
         })
         .collect();
-    let decode: Vec<Equation> = measured
+    let decode: Vec<Measured> = measured
         .filter(|sample| sample.shape.num_prefill == 0 && sample.shape.num_decode > 0)
         .map(|sample| {
             let shape = &sample.shape;
@@ -50,84 +51,37 @@ pub fn fit(samples: &[Sample]) -> Option<Linear> {
     Some(Linear { prefill, decode_small: decode, decode_large: decode, large_from: u32::MAX })
 }
 
-/// The non-negative coefficients with the least sum of squared relative errors.
+/// The non-negative coefficients with the least sum of squared relative errors: of terms divided by
+/// what was measured, which relative to itself is 1.
 ///
 /// Where some are zero, the others are the plain least-squares solution without them; so with three
 /// terms it is enough to try the seven choices of which are not zero. A choice needs more different
 /// shapes than it has terms (one term is always allowed): through as few points as it has terms
 /// every choice goes exactly, also the absurd ones.
-fn non_negative_least_squares(equations: &[Equation]) -> Option<[f64; TERMS]> {
-    let mut shapes: Vec<[f64; TERMS]> = equations.iter().map(|(terms, _)| *terms).collect();
+fn non_negative_least_squares(measured: &[Measured]) -> Option<[f64; TERMS]> {
+    let mut shapes: Vec<[f64; TERMS]> = measured.iter().map(|(terms, _)| *terms).collect();
     shapes.sort_by(|a, b| a.partial_cmp(b).expect("counts are numbers"));
     shapes.dedup();
-    let allowed = |chosen: &u32| chosen.count_ones() == 1 || (chosen.count_ones() as usize) < shapes.len();
-    let solutions = (1..1u32 << TERMS).filter(allowed).filter_map(|chosen| solve(equations, chosen));
-    let feasible = solutions.filter(|x| x.iter().all(|value| value.is_finite() && *value >= 0.0));
-    feasible.min_by(|a, b| error(equations, a).total_cmp(&error(equations, b)))
-}
-
-/// Sum of squared relative errors.
-fn error(equations: &[Equation], x: &[f64; TERMS]) -> f64 {
-    let relative = |(terms, measured): &Equation| {
-        let predicted: f64 = terms.iter().zip(x).map(|(term, value)| term * value).sum();
-        (predicted - measured) / measured
+    let relative = |(terms, milliseconds): &Measured| Equation {
+        terms: terms.iter().map(|term| term / milliseconds).collect(),
+        value: 1.0,
     };
-    equations.iter().map(relative).map(|error| error * error).sum()
+    let equations: Vec<Equation> = measured.iter().map(relative).collect();
+    let chosen = |bits: u32| (0..TERMS).filter(|term| bits >> term & 1 == 1).collect::<Vec<_>>();
+    let choices = (1..1u32 << TERMS).map(chosen);
+    let allowed = choices.filter(|terms| terms.len() == 1 || terms.len() < shapes.len());
+    let solutions = allowed.filter_map(|terms| <[f64; TERMS]>::try_from(over(&equations, &terms)?).ok());
+    let feasible = solutions.filter(|x| x.iter().all(|value| value.is_finite() && *value >= 0.0));
+    feasible.min_by(|a, b| error(&equations, a).total_cmp(&error(&equations, b)))
 }
 
-/// Least squares over the terms whose bit is set in `chosen`, by the normal equations; `None` if
-/// they do not determine it. Columns are scaled to unit length first, since a token² term is 10⁶
-/// times a constant.
-fn solve(equations: &[Equation], chosen: u32) -> Option<[f64; TERMS]> {
-    let terms: Vec<usize> = (0..TERMS).filter(|term| chosen >> term & 1 == 1).collect();
-    let column = |term: usize| equations.iter().map(move |(terms, measured)| terms[term] / measured);
-    let norm = |term: usize| column(term).map(|value| value * value).sum::<f64>().sqrt();
-    let norms: Vec<f64> = terms.iter().map(|&term| norm(term)).collect();
-    if norms.contains(&0.0) {
-        return None;
-    }
-    let size = terms.len();
-    let mut matrix = [[0.0; TERMS + 1]; TERMS];
-    for (i, &a) in terms.iter().enumerate() {
-        for (j, &b) in terms.iter().enumerate() {
-            let product: f64 = column(a).zip(column(b)).map(|(a, b)| a * b).sum();
-            matrix[i][j] = product / (norms[i] * norms[j]);
-        }
-        // Relative to itself every measurement is 1.
-        matrix[i][size] = column(a).sum::<f64>() / norms[i];
-    }
-    let scaled = eliminate(&mut matrix, size)?;
-    let mut x = [0.0; TERMS];
-    for (i, &term) in terms.iter().enumerate() {
-        x[term] = scaled[i] / norms[i];
-    }
-    Some(x)
-}
-
-/// Solves the first `size` rows of an augmented matrix; `None` if they are (nearly) dependent.
-fn eliminate(matrix: &mut [[f64; TERMS + 1]; TERMS], size: usize) -> Option<[f64; TERMS]> {
-    const SINGULAR: f64 = 1e-10;
-    for pivot in 0..size {
-        let best =
-            (pivot..size).max_by(|&a, &b| matrix[a][pivot].abs().total_cmp(&matrix[b][pivot].abs()))?;
-        matrix.swap(pivot, best);
-        if matrix[pivot][pivot].abs() < SINGULAR {
-            return None;
-        }
-        let pivot_row = matrix[pivot];
-        for row in matrix.iter_mut().take(size).skip(pivot + 1) {
-            let factor = row[pivot] / pivot_row[pivot];
-            for (value, above) in row.iter_mut().zip(pivot_row).take(size + 1).skip(pivot) {
-                *value -= factor * above;
-            }
-        }
-    }
-    let mut x = [0.0; TERMS];
-    for i in (0..size).rev() {
-        let known: f64 = (i + 1..size).map(|j| matrix[i][j] * x[j]).sum();
-        x[i] = (matrix[i][size] - known) / matrix[i][i];
-    }
-    Some(x)
+/// Sum of squared errors.
+fn error(equations: &[Equation], x: &[f64; TERMS]) -> f64 {
+    let off = |equation: &Equation| {
+        let predicted: f64 = equation.terms.iter().zip(x).map(|(term, value)| term * value).sum();
+        predicted - equation.value
+    };
+    equations.iter().map(off).map(|error| error * error).sum()
 }
 
 #[cfg(test)]

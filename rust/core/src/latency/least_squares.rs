@@ -8,24 +8,56 @@ pub(super) struct Equation {
     pub(super) value: f64,
 }
 
+/// The normal equations, their columns scaled to unit length: a token² term is 10⁶ times a constant.
+struct Normal {
+    norms: Vec<f64>,
+    gram: Vec<Vec<f64>>,
+    target: Vec<f64>,
+}
+
+impl Normal {
+    fn of(equations: &[Equation]) -> Normal {
+        let size = equations.first().map_or(0, |equation| equation.terms.len());
+        let norm =
+            |term: usize| equations.iter().map(|equation| equation.terms[term].powi(2)).sum::<f64>().sqrt();
+        let norms: Vec<f64> = (0..size).map(norm).collect();
+        let scaled = |equation: &Equation, term: usize| {
+            if norms[term] > 0.0 { equation.terms[term] / norms[term] } else { 0.0 }
+        };
+        let sum = |of: &dyn Fn(&Equation) -> f64| equations.iter().map(of).sum::<f64>();
+        let gram = (0..size)
+            .map(|a| (0..size).map(|b| sum(&|equation| scaled(equation, a) * scaled(equation, b))).collect())
+            .collect();
+        let target = (0..size).map(|a| sum(&|equation| scaled(equation, a) * equation.value)).collect();
+        Normal { norms, gram, target }
+    }
+
+    /// The coefficient of a term, from that of its scaled column.
+    fn unscaled(&self, term: usize, value: f64) -> f64 {
+        if self.norms[term] > 0.0 { value / self.norms[term] } else { 0.0 }
+    }
+}
+
 /// The non-negative coefficients with the least sum of squared errors; zero for terms that tell
 /// nothing.
 pub(super) fn non_negative(equations: &[Equation]) -> Vec<f64> {
-    let size = equations.first().map_or(0, |equation| equation.terms.len());
-    // Columns are scaled to unit length, since a token² term is 10⁶ times a constant.
-    let norm =
-        |term: usize| equations.iter().map(|equation| equation.terms[term].powi(2)).sum::<f64>().sqrt();
-    let norms: Vec<f64> = (0..size).map(norm).collect();
-    let scaled = |equation: &Equation, term: usize| {
-        if norms[term] > 0.0 { equation.terms[term] / norms[term] } else { 0.0 }
-    };
-    let sum = |of: &dyn Fn(&Equation) -> f64| equations.iter().map(of).sum::<f64>();
-    let gram: Vec<Vec<f64>> = (0..size)
-        .map(|a| (0..size).map(|b| sum(&|equation| scaled(equation, a) * scaled(equation, b))).collect())
-        .collect();
-    let target: Vec<f64> = (0..size).map(|a| sum(&|equation| scaled(equation, a) * equation.value)).collect();
-    let x = active_set(&gram, &target);
-    (0..size).map(|term| if norms[term] > 0.0 { x[term] / norms[term] } else { 0.0 }).collect()
+    let normal = Normal::of(equations);
+    let x = active_set(&normal.gram, &normal.target);
+    x.into_iter().enumerate().map(|(term, value)| normal.unscaled(term, value)).collect()
+}
+
+/// The coefficients of `terms`, of any sign, with the least sum of squared errors; zero for all other
+/// terms. `None` if the equations do not determine them.
+pub(super) fn over(equations: &[Equation], terms: &[usize]) -> Option<Vec<f64>> {
+    if equations.is_empty() {
+        return None;
+    }
+    let normal = Normal::of(equations);
+    let mut x = vec![0.0; normal.norms.len()];
+    for (term, value) in terms.iter().zip(solve(&normal.gram, &normal.target, terms)?) {
+        x[*term] = normal.unscaled(*term, value);
+    }
+    Some(x)
 }
 
 /// Minimises ½ xᵀ G x − tᵀ x over x ≥ 0.
