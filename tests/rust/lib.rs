@@ -167,7 +167,7 @@ impl Policy for Chaotic {
 pub fn cluster(topology: &str, num_blocks: u32, latency: impl LatencyModel + 'static) -> SimCluster {
     let latency: Arc<dyn LatencyModel> = Arc::new(latency);
     let topology: Topology = topology.parse().expect("a topology");
-    let worker = |role| SimWorker { role, num_blocks, latency: Arc::clone(&latency) };
+    let worker = |role| SimWorker { role, num_blocks, stages: 1, latency: Arc::clone(&latency) };
     SimCluster {
         workers: topology.roles().into_iter().map(worker).collect(),
         limits: Limits { max_batch: 16, max_prefill_tokens: 256, ..Limits::default() },

@@ -264,7 +264,7 @@ fn short_outputs_leave_the_averages_of_the_others_alone() {
 fn an_answer_of_no_tokens_is_finished_and_has_no_milestones_of_tokens() {
     let latency: Arc<dyn LatencyModel> = Arc::new(PLAIN);
     let setup = Setup {
-        workers: vec![WorkerConfig { role: Role::Mixed, num_blocks: 8 }],
+        workers: vec![WorkerConfig { role: Role::Mixed, num_blocks: 8, stages: 1 }],
         limits: Limits::default(),
         prefix_caching: false,
         naming: Naming::All,

@@ -126,6 +126,7 @@ fn simdistserve_records_are_reproduced() {
             role,
             // simdistserve counts no KV.
             num_blocks: 1 << 20,
+            stages: 1,
             latency: Arc::new(WithOverhead(profile("distserve", "opt-13b", tp, 1).unwrap())),
         };
         let cluster = SimCluster {
@@ -173,7 +174,7 @@ fn blog_cluster(topology: &str) -> SimCluster {
     let latency: Arc<dyn LatencyModel> = Arc::new(profile("vllm", "opt-13b", 1, 1).unwrap());
     let capacity = published_kv_capacity_tokens("opt-13b", 1, 1).unwrap();
     let num_blocks = (capacity / u64::from(Limits::default().block_tokens)) as u32;
-    let worker = |role| SimWorker { role, num_blocks, latency: Arc::clone(&latency) };
+    let worker = |role| SimWorker { role, num_blocks, stages: 1, latency: Arc::clone(&latency) };
     SimCluster {
         workers: topology.parse::<Topology>().unwrap().roles().into_iter().map(worker).collect(),
         limits: Limits::default(),

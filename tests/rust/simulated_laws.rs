@@ -91,6 +91,27 @@ fn pools() -> impl Strategy<Value = u32> {
     prop_oneof![14u32..24, 24u32..200]
 }
 
+/// How workers are made and connected.
+#[derive(Clone, Copy, Debug)]
+struct Wiring {
+    shared: bool,
+    stages: u32,
+}
+
+impl Wiring {
+    fn of(self, mut cluster: SimCluster) -> SimCluster {
+        for worker in &mut cluster.workers {
+            worker.stages = self.stages;
+        }
+        if self.shared { on_a_network(cluster) } else { cluster }
+    }
+}
+
+fn wirings() -> impl Strategy<Value = Wiring> {
+    let stages = prop_oneof![3 => Just(1u32), 1 => 2u32..5];
+    (any::<bool>(), stages).prop_map(|(shared, stages)| Wiring { shared, stages })
+}
+
 proptest! {
     // Counting the books of so many workers takes its time.
     #![proptest_config(ProptestConfig::with_cases(24))]
@@ -123,15 +144,14 @@ proptest! {
         topology in prop::sample::select(TOPOLOGIES.to_vec()),
         num_blocks in pools(),
         latency in latencies(),
-        shared in any::<bool>(),
+        wiring in wirings(),
         arrivals in arrivals(),
         injections in injections(2),
         seed in any::<u64>(),
         chaotic in any::<bool>(),
         named in prop::sample::select(BUILT_IN.to_vec()),
     ) {
-        let apart = cluster(topology, num_blocks, latency);
-        let cluster = if shared { on_a_network(apart) } else { apart };
+        let cluster = wiring.of(cluster(topology, num_blocks, latency));
         let injections = injections.into_iter().filter(|(_, injection)| match injection {
             Injection::WorkerDown(worker) | Injection::WorkerUp(worker) => worker.index() < cluster.workers.len(),
             _ => true,
@@ -161,13 +181,12 @@ proptest! {
         topology in prop::sample::select(TOPOLOGIES.to_vec()),
         num_blocks in pools(),
         latency in latencies(),
-        shared in any::<bool>(),
+        wiring in wirings(),
         arrivals in arrivals(),
         seed in any::<u64>(),
         policy in 0usize..=BUILT_IN.len(),
     ) {
-        let apart = cluster(topology, num_blocks, latency);
-        let cluster = if shared { on_a_network(apart) } else { apart };
+        let cluster = wiring.of(cluster(topology, num_blocks, latency));
         let policy = || match BUILT_IN.get(policy) {
             Some(name) => built_in(name).unwrap(),
             None => Box::new(Chaotic::new(seed)),

@@ -163,15 +163,11 @@ impl PicoClock {
         self.at
     }
 
-    /// Moves on by `busy` and returns the event time: the ceiling in nanoseconds.
-    pub fn advance(&mut self, busy: Picos) -> Time {
-        self.at += busy;
+    /// A run ended at `exact`, in picoseconds since the start of all; returns the event time: the
+    /// ceiling in nanoseconds.
+    pub fn end(&mut self, exact: Picos) -> Time {
+        self.at = exact;
         self.time()
-    }
-
-    /// The exact instant, in picoseconds since the start of the run.
-    pub fn exact(&self) -> Picos {
-        self.at
     }
 
     /// The event time of this instant.
@@ -187,10 +183,10 @@ mod tests {
     #[test]
     fn fractions_survive_back_to_back_runs() {
         let mut clock = PicoClock::default();
-        clock.start(Time(5));
-        assert_eq!(clock.advance(Picos(1_400)), Time(7));
+        assert_eq!(clock.start(Time(5)), Picos(5_000));
+        assert_eq!(clock.end(Picos(6_400)), Time(7));
         assert_eq!(clock.start(Time(7)), Picos(6_400));
-        assert_eq!(clock.advance(Picos(600)), Time(7));
+        assert_eq!(clock.end(Picos(7_000)), Time(7));
         assert_eq!(clock.start(Time(9)), Picos(9_000));
     }
 

@@ -161,7 +161,7 @@ impl Engine {
         let settings = Settings {
             workers: workers
                 .iter()
-                .map(|worker| WorkerConfig { role: worker.role, num_blocks: worker.kv_blocks })
+                .map(|worker| WorkerConfig { role: worker.role, num_blocks: worker.kv_blocks, stages: 1 })
                 .collect(),
             limits,
             prefix_caching: config.prefix_caching,

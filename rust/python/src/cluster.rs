@@ -227,7 +227,7 @@ impl Cluster {
                     format!("KV capacity of {tokens} tokens is less than a block of {block_tokens}"),
                 ));
             }
-            workers.push(SimWorker { role, num_blocks, latency });
+            workers.push(SimWorker { role, num_blocks, stages: 1, latency });
         }
         let ranks: Vec<u32> = topology.roles().into_iter().map(|role| tp[role_index(role)]).collect();
         // A transfer is as wide as the narrower of its two ends.
@@ -275,7 +275,7 @@ impl Cluster {
     ) -> PyResult<Cluster> {
         let topology: Topology = topology.parse().map_err(|error| error::config(py, error))?;
         let latency: Arc<dyn LatencyModel> = Arc::clone(&table.0) as Arc<dyn LatencyModel>;
-        let worker = |role| SimWorker { role, num_blocks: kv_blocks, latency: Arc::clone(&latency) };
+        let worker = |role| SimWorker { role, num_blocks: kv_blocks, stages: 1, latency: Arc::clone(&latency) };
         let limits = Limits {
             block_tokens,
             max_batch,

@@ -21,7 +21,7 @@ use kvrelay_core::watch::Watch;
 
 use crate::network::{Flows, Network};
 use crate::queue::{Planned, Queue};
-use crate::run::{Asking, SimRun, has_prefill};
+use crate::run::{Asking, SimRun, event_time, has_prefill};
 
 /// A simulated worker.
 #[derive(Clone)]
@@ -30,7 +30,9 @@ pub struct SimWorker {
     pub role: Role,
     /// KV blocks it has.
     pub num_blocks: u32,
-    /// How long its steps take, in truth.
+    /// Pipeline stages, each an equal part of every step: so many runs may be under way at once.
+    pub stages: u32,
+    /// How long its steps take, in truth, through all stages.
     pub latency: Arc<dyn LatencyModel>,
 }
 
@@ -115,7 +117,11 @@ impl SimCluster {
             link: self.unloaded_link(),
             kv_bytes_per_token: self.kv_bytes_per_token,
         };
-        let config = |worker: &SimWorker| WorkerConfig { role: worker.role, num_blocks: worker.num_blocks };
+        let config = |worker: &SimWorker| WorkerConfig {
+            role: worker.role,
+            num_blocks: worker.num_blocks,
+            stages: worker.stages,
+        };
         Setup {
             workers: self.workers.iter().map(config).collect(),
             limits: self.limits.clone(),
@@ -213,26 +219,34 @@ const MAX_IDLE_INSTANTS: u64 = 100_000;
 
 /// Runs in progress, by worker: the driver's, and what policies look at.
 #[derive(Clone, Default)]
-struct Runs(Arc<Mutex<Vec<Option<SimRun>>>>);
+struct Runs(Arc<Mutex<Vec<Vec<SimRun>>>>);
 
 impl Runs {
-    fn lock(&self) -> MutexGuard<'_, Vec<Option<SimRun>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Vec<SimRun>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+fn run_named(runs: &mut [SimRun], seq: Seq) -> Option<&mut SimRun> {
+    runs.iter_mut().find(|run| run.seq == seq)
+}
+
 impl Progress for Runs {
     fn steps_done(&self, worker: WorkerId, seq: Seq, now: Time) -> u32 {
-        let runs = self.lock();
-        let run = runs[worker.index()].as_ref().filter(|run| run.seq == seq);
-        run.map_or(0, |run| run.steps_done(now).0)
+        let mut runs = self.lock();
+        run_named(&mut runs[worker.index()], seq).map_or(0, |run| run.steps_done(now).0)
     }
+}
+
+fn run_ends(worker: WorkerId, run: &SimRun) -> Planned {
+    Planned::RunEnds { worker, seq: run.seq, version: run.version }
 }
 
 struct Worker {
     latency: Arc<dyn LatencyModel>,
     clock: PicoClock,
-    version: u64,
+    /// When each stage of a pipeline is done with what it has; empty where there is one.
+    stages_free: Vec<Picos>,
     /// Its new role is ready then.
     ready_at: Time,
 }
@@ -334,7 +348,7 @@ impl<'a> Driver<'a> {
         let worker = |worker: &SimWorker| Worker {
             latency: Arc::clone(&worker.latency),
             clock: PicoClock::default(),
-            version: 0,
+            stages_free: vec![Picos::ZERO; if worker.stages > 1 { worker.stages as usize } else { 0 }],
             ready_at: Time::ZERO,
         };
         Driver {
@@ -343,7 +357,7 @@ impl<'a> Driver<'a> {
             source,
             queue,
             workers: cluster.workers.iter().map(worker).collect(),
-            runs: Runs(Arc::new(Mutex::new(vec![None; cluster.workers.len()]))),
+            runs: Runs(Arc::new(Mutex::new(vec![Vec::new(); cluster.workers.len()]))),
             transfers: BTreeSet::new(),
             wires: match &cluster.links {
                 Links::Apart(link) => Wires::Apart(*link),
@@ -368,7 +382,8 @@ impl<'a> Driver<'a> {
     fn collect(&mut self, now: Time, events: &mut Vec<Event>) {
         while let Some(planned) = self.queue.pop_due(now) {
             match planned {
-                Planned::RunEnds { worker, version } => self.run_ends(now, worker, version, events),
+                Planned::RunEnds { worker, seq, version } => self.run_ends(now, worker, seq, version, events),
+                Planned::StageFree { worker, seq } => events.push(Event::Ready { worker, seq }),
                 Planned::TransferEnds { id } if self.transfers.remove(&id) => {
                     events.push(Event::Transferred { id })
                 }
@@ -402,14 +417,17 @@ impl<'a> Driver<'a> {
         }));
     }
 
-    fn run_ends(&mut self, now: Time, id: WorkerId, version: u64, events: &mut Vec<Event>) {
-        if self.workers[id.index()].version != version {
-            return;
-        }
-        let Some(run) = self.runs.lock()[id.index()].take() else { return };
-        let seq = run.seq;
+    fn run_ends(&mut self, now: Time, id: WorkerId, seq: Seq, version: u32, events: &mut Vec<Event>) {
+        let run = {
+            let runs = &mut self.runs.lock()[id.index()];
+            let ended = runs.iter().position(|run| run.seq == seq && run.version == version);
+            ended.map(|index| runs.remove(index))
+        };
+        let Some(run) = run else { return };
         events.push(Event::Done(self.done(id, run)));
-        events.push(Event::Ready { worker: id, seq });
+        if self.workers[id.index()].stages_free.is_empty() {
+            events.push(Event::Ready { worker: id, seq });
+        }
         self.neighbours_change(now, id);
     }
 
@@ -439,11 +457,11 @@ impl<'a> Driver<'a> {
     /// The steps that ended at or before `at` of the runs still in progress then.
     fn under_way(&mut self, at: Time) -> Vec<Done> {
         let runs = std::mem::take(&mut *self.runs.lock());
-        let started = |(index, run): (usize, Option<SimRun>)| {
-            let run = run?.up_to(at)?;
-            Some(self.done(WorkerId(index as u32), run))
+        let of_worker = |(index, runs): (usize, Vec<SimRun>)| {
+            runs.into_iter().map(move |run| (WorkerId(index as u32), run))
         };
-        runs.into_iter().enumerate().filter_map(started).collect()
+        let started = |(id, run): (WorkerId, SimRun)| Some(self.done(id, run.up_to(at)?));
+        runs.into_iter().enumerate().flat_map(of_worker).filter_map(started).collect()
     }
 
     fn inject(&mut self, now: Time, injection: Injection, events: &mut Vec<Event>) {
@@ -454,11 +472,12 @@ impl<'a> Driver<'a> {
             Injection::Cancel(_) => {}
             Injection::WorkerUp(worker) => events.push(Event::WorkerUp { worker }),
             Injection::WorkerDown(id) => {
-                self.workers[id.index()].version += 1;
-                let run = self.runs.lock()[id.index()].take();
+                self.workers[id.index()].stages_free.fill(Picos::ZERO);
+                let lost = std::mem::take(&mut self.runs.lock()[id.index()]);
+                // Only a run that is alone has several steps.
                 let steps_delivered =
-                    run.as_ref().map_or(0, |run| run.steps_done(now).0.min(run.steps() - 1));
-                for row in run.iter().flat_map(|run| run.rows.iter()).filter(|row| row.decode) {
+                    lost.first().map_or(0, |run| run.steps_done(now).0.min(run.steps() - 1));
+                for row in lost.iter().flat_map(|run| run.rows.iter()).filter(|row| row.decode) {
                     self.outputs[row.request.0 as usize].1 += steps_delivered;
                 }
                 events.push(Event::WorkerDown { worker: id, steps_delivered });
@@ -477,12 +496,9 @@ impl<'a> Driver<'a> {
         match action {
             Action::Run { worker, seq, run } => self.start_run(now, worker, seq, run),
             Action::Cut { worker: id, seq } => {
-                let worker = &mut self.workers[id.index()];
-                let mut runs = self.runs.lock();
-                if let Some(run) = runs[id.index()].as_mut().filter(|run| run.seq == seq) {
+                if let Some(run) = run_named(&mut self.runs.lock()[id.index()], seq) {
                     run.cut(now);
-                    worker.version += 1;
-                    self.queue.push(run.end(), Planned::RunEnds { worker: id, version: worker.version });
+                    self.queue.push(run.end(), run_ends(id, run));
                 }
             }
             Action::Transfer { id, from, to, num_blocks, .. } => {
@@ -564,9 +580,12 @@ impl<'a> Driver<'a> {
         let mut planned = SimRun::plan(seq, rows, steps, asking, slowdown, worker.clock.start(now));
         let not_ready = worker.ready_at.saturating_since(now);
         planned.delay(Picos::from(self.cluster.delays.decision) + Picos::from(not_ready));
-        worker.version += 1;
-        self.queue.push(planned.end(), Planned::RunEnds { worker: id, version: worker.version });
-        self.runs.lock()[id.index()] = Some(planned);
+        if !worker.stages_free.is_empty() {
+            planned.pass_through(&mut worker.stages_free);
+            self.queue.push(event_time(worker.stages_free[0]), Planned::StageFree { worker: id, seq });
+        }
+        self.queue.push(planned.end(), run_ends(id, &planned));
+        self.runs.lock()[id.index()].push(planned);
         self.neighbours_change(now, id);
     }
 
@@ -574,7 +593,7 @@ impl<'a> Driver<'a> {
     fn num_busy(&self, neighbours: &Neighbours, machine: u32) -> u32 {
         let runs = self.runs.lock();
         let there = neighbours.machines.iter().zip(runs.iter()).filter(|(on, _)| **on == machine);
-        there.filter(|(_, run)| run.is_some()).count() as u32
+        there.filter(|(_, runs)| !runs.is_empty()).count() as u32
     }
 
     /// A worker has begun or ended a run: those beside it are slower or faster from now on.
@@ -589,12 +608,12 @@ impl<'a> Driver<'a> {
             }
             let other = WorkerId(index as u32);
             let mut runs = self.runs.lock();
-            let Some(run) = runs[index].as_mut() else { continue };
-            let worker = &mut self.workers[index];
+            let worker = &self.workers[index];
             let asking = Asking { model: worker.latency.as_ref(), single_steps: self.options.single_steps };
-            run.slow_down(now, neighbours.slowdown(has_prefill(&run.rows), busy - 1), asking);
-            worker.version += 1;
-            self.queue.push(run.end(), Planned::RunEnds { worker: other, version: worker.version });
+            for run in &mut runs[index] {
+                run.slow_down(now, neighbours.slowdown(has_prefill(&run.rows), busy - 1), asking);
+                self.queue.push(run.end(), run_ends(other, run));
+            }
         }
     }
 }

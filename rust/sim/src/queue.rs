@@ -5,6 +5,7 @@ use std::collections::BinaryHeap;
 
 use kvrelay_core::cluster::WorkerId;
 use kvrelay_core::event::TransferId;
+use kvrelay_core::step::Seq;
 use kvrelay_core::time::Time;
 
 use crate::driver::Injection;
@@ -13,7 +14,9 @@ use crate::driver::Injection;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Planned {
     /// A worker's run ends, unless it was replanned since (`version`).
-    RunEnds { worker: WorkerId, version: u64 },
+    RunEnds { worker: WorkerId, seq: Seq, version: u32 },
+    /// The first stage of a pipeline has passed its run on.
+    StageFree { worker: WorkerId, seq: Seq },
     /// A transfer ends.
     TransferEnds { id: TransferId },
     /// A transfer over shared links ends, or its first byte leaves.

@@ -16,6 +16,8 @@ pub(crate) struct SimRun {
     start: Picos,
     /// How much longer its steps take than alone.
     slowdown: f64,
+    /// How often its end was planned anew.
+    pub(crate) version: u32,
 }
 
 /// How steps are asked of a latency model.
@@ -61,7 +63,7 @@ pub(crate) fn has_prefill(rows: &[Row]) -> bool {
 }
 
 /// The event time of an exact instant.
-fn event_time(exact: Picos) -> Time {
+pub(crate) fn event_time(exact: Picos) -> Time {
     Time(exact.0.div_ceil(1_000))
 }
 
@@ -76,7 +78,7 @@ impl SimRun {
         start: Picos,
     ) -> SimRun {
         let stretches = asking.stretches(StepShape::of(&rows), steps, slowdown);
-        SimRun { seq, rows, stretches, start, slowdown }
+        SimRun { seq, rows, stretches, start, slowdown, version: 0 }
     }
 
     /// Its first step takes so much longer: what passes before it can begin.
@@ -106,6 +108,21 @@ impl SimRun {
         let shape = StepShape::of(&self.rows).after(u64::from(done) + 1);
         self.stretches.extend(asking.stretches(shape, steps - done - 1, slowdown));
         self.slowdown = slowdown;
+        self.version += 1;
+    }
+
+    /// Its step passes through a pipeline's stages, equally long in each, behind the runs before it:
+    /// when each stage is done with what it has (`free`) is moved on.
+    pub(crate) fn pass_through(&mut self, free: &mut [Picos]) {
+        let (whole, stages) = (self.busy(), free.len() as u64);
+        let mut at = self.start;
+        for (index, free) in (0..).zip(free) {
+            // What integers leave over is the first stages'.
+            let stage = Picos(whole.0 / stages + u64::from(index < whole.0 % stages));
+            at = at.max(*free) + stage;
+            *free = at;
+        }
+        self.stretches = vec![Stretch::single(Picos(at.0 - self.start.0))];
     }
 
     /// Duration of step `index`, from 0.
@@ -133,7 +150,7 @@ impl SimRun {
 
     /// Moves the worker's clock to the end of the run.
     pub(crate) fn finish(&self, clock: &mut PicoClock) {
-        clock.advance(self.busy());
+        clock.end(self.start + self.busy());
     }
 
     /// Steps whose end is at or before `now`, and when the last of them ended.
@@ -155,6 +172,7 @@ impl SimRun {
     /// progress.
     pub(crate) fn cut(&mut self, now: Time) {
         let (done, at) = self.steps_done(now);
+        self.version += 1;
         let at_border = done > 0 && event_time(at) == now;
         self.truncate(if at_border { done } else { done + 1 });
     }

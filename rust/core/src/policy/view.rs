@@ -55,6 +55,9 @@ pub struct ClusterView<'a> {
 pub struct WorkerView<'a> {
     state: &'a State,
     worker: &'a Worker,
+    /// It is asked for a batch while other runs of its pipeline are under way: what these work on is
+    /// not shown.
+    hides_runs: bool,
 }
 
 /// One request.
@@ -77,7 +80,7 @@ impl<'a> ClusterView<'a> {
     /// All workers, in order; those that are down too.
     pub fn workers(&self) -> impl Iterator<Item = WorkerView<'a>> + use<'a> {
         let state = self.state;
-        state.workers.iter().map(move |worker| WorkerView { state, worker })
+        state.workers.iter().map(move |worker| WorkerView { state, worker, hides_runs: false })
     }
 
     /// How many workers there are.
@@ -88,7 +91,7 @@ impl<'a> ClusterView<'a> {
     /// One worker.
     pub fn worker(&self, id: WorkerId) -> Option<WorkerView<'a>> {
         let worker = self.state.workers.get(id.index())?;
-        Some(WorkerView { state: self.state, worker })
+        Some(WorkerView { state: self.state, worker, hides_runs: false })
     }
 
     /// Limits on batches.
@@ -181,7 +184,13 @@ impl<'a> ClusterView<'a> {
 
 impl<'a> WorkerView<'a> {
     pub(crate) fn new(state: &'a State, id: WorkerId) -> WorkerView<'a> {
-        WorkerView { state, worker: &state.workers[id.index()] }
+        WorkerView { state, worker: &state.workers[id.index()], hides_runs: false }
+    }
+
+    /// The worker as its policy is asked for a batch.
+    pub(crate) fn for_batch(state: &'a State, id: WorkerId) -> WorkerView<'a> {
+        let worker = &state.workers[id.index()];
+        WorkerView { state, worker, hides_runs: worker.is_busy() }
     }
 
     /// The instant of the decision.
@@ -211,7 +220,7 @@ impl<'a> WorkerView<'a> {
 
     /// Whether a run of it is in progress.
     pub fn is_busy(&self) -> bool {
-        self.worker.outstanding.is_some()
+        self.worker.is_busy()
     }
 
     /// Limits on batches.
@@ -219,16 +228,25 @@ impl<'a> WorkerView<'a> {
         &self.state.limits
     }
 
-    /// Requests with prompt tokens to compute, in queue order.
+    /// Requests with prompt tokens to compute, in queue order. Where the worker is a pipeline that is
+    /// asked for a batch, those that no other run works on.
     pub fn waiting(&self) -> impl Iterator<Item = RequestView<'a>> + use<'a> {
-        let state = self.state;
-        self.worker.waiting.iter().map(move |id| RequestView { state, live: &state.requests[*id] })
+        self.shown(self.worker.waiting.iter())
     }
 
-    /// Requests that decode, in the order in which they joined.
+    /// Requests that decode, in the order in which they joined. Where the worker is a pipeline that is
+    /// asked for a batch, those that no other run works on.
     pub fn running(&self) -> impl Iterator<Item = RequestView<'a>> + use<'a> {
-        let state = self.state;
-        self.worker.running.iter().map(move |id| RequestView { state, live: &state.requests[*id] })
+        self.shown(self.worker.running.iter())
+    }
+
+    fn shown<I: Iterator<Item = &'a RequestId>>(
+        &self,
+        ids: I,
+    ) -> impl Iterator<Item = RequestView<'a>> + use<'a, I> {
+        let WorkerView { state, hides_runs, .. } = *self;
+        let view = move |id: &RequestId| RequestView { state, live: &state.requests[*id] };
+        ids.map(view).filter(move |request| !(hides_runs && request.live.in_run))
     }
 
     /// Prompt tokens still to compute.
@@ -238,12 +256,12 @@ impl<'a> WorkerView<'a> {
 
     /// Requests with prompt tokens to compute.
     pub fn num_waiting(&self) -> usize {
-        self.worker.waiting.len()
+        if self.hides_runs { self.waiting().count() } else { self.worker.waiting.len() }
     }
 
     /// Requests that decode.
     pub fn num_running(&self) -> usize {
-        self.worker.running.len()
+        if self.hides_runs { self.running().count() } else { self.worker.running.len() }
     }
 
     /// Requests whose KV is on its way here.
@@ -258,7 +276,7 @@ impl<'a> WorkerView<'a> {
 
     /// KV tokens of decoding requests.
     fn running_context(&self) -> u64 {
-        let rows = self.worker.outstanding.as_ref().map_or(0, |run| run.run.step.rows.len() as u64);
+        let rows = self.worker.repeated().map_or(0, |run| run.run.step.rows.len() as u64);
         self.worker.context_tokens + rows * u64::from(self.state.uncredited_steps(self.worker))
     }
 

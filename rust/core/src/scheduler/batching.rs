@@ -2,7 +2,7 @@
 
 use super::live::Phase;
 use super::state::State;
-use super::worker::Outstanding;
+use super::worker::{Outstanding, Worker};
 use super::{Scheduler, is_out_of_reach, later_than};
 use crate::cluster::WorkerId;
 use crate::event::Action;
@@ -44,7 +44,7 @@ impl Scheduler {
     fn batch(&mut self, worker: WorkerId, actions: &mut Vec<Action>) -> Decision<()> {
         // Asked again where the answer was only to drop or preempt: that made room.
         while self.state.workers[worker.index()].wants_batch() {
-            let mut batch = self.policy.batch(&WorkerView::new(&self.state, worker))?;
+            let mut batch = self.policy.batch(&WorkerView::for_batch(&self.state, worker))?;
             self.state.validate_batch(worker, &batch)?;
             batch.wake_at = batch.wake_at.map(|at| later_than(self.state.now, at));
             self.state.worker(worker).dirty = false;
@@ -58,6 +58,8 @@ impl Scheduler {
 impl State {
     fn validate_batch(&self, worker: WorkerId, batch: &Batch) -> Decision<()> {
         let phase = |id: &RequestId| self.requests.get(*id).map(super::live::Live::phase);
+        // What another run of a pipeline works on is not to be had.
+        let phase = |id: &RequestId| phase(id).filter(|_| !self.requests[*id].in_run);
         let is_waiting = |id: &RequestId| phase(id) == Some(Phase::Waiting(worker));
         let is_running = |id: &RequestId| phase(id) == Some(Phase::Decoding(worker));
         for (id, tokens) in &batch.prefill {
@@ -137,7 +139,8 @@ impl State {
             self.idle.insert(worker);
             return;
         }
-        let repeat = if rows.iter().all(|row| row.decode) {
+        let is_pipeline = self.workers[worker.index()].stages > 1;
+        let repeat = if !is_pipeline && rows.iter().all(|row| row.decode) {
             let limit = batch.repeat.unwrap_or(u32::MAX).min(self.limits.max_repeat);
             self.reserve_repeats(worker, &rows, limit)
         } else {
@@ -153,6 +156,7 @@ impl State {
         let now = self.now;
         for row in run.step.rows.iter() {
             let live = &mut self.requests[row.request];
+            debug_assert!(!live.in_run, "request {} is in two runs", live.id().0);
             live.in_run = true;
             if row.decode {
                 live.record.decode_start.get_or_insert(now);
@@ -166,9 +170,10 @@ impl State {
         let seq = Seq(entry.next_seq);
         entry.next_seq += 1;
         entry.ready = false;
-        entry.clock.start(now);
-        entry.outstanding = Some(Outstanding {
+        let begun = entry.clock.start(now);
+        entry.outstanding.push(Outstanding {
             seq,
+            begun,
             shape: StepShape::of(&run.step.rows),
             run: run.clone(),
             start: now,
@@ -186,6 +191,9 @@ impl State {
         chosen: Option<&[RequestId]>,
         num_prefill: usize,
     ) -> Vec<Row> {
+        let share = (chosen.is_none() && self.workers[worker.index()].stages > 1)
+            .then(|| self.share_of_stage(worker));
+        let chosen = chosen.or(share.as_deref());
         let slots = (self.limits.max_batch as usize).saturating_sub(num_prefill);
         let running = self.workers[worker.index()].running.len();
         let count = chosen.map_or(running, <[RequestId]>::len).min(slots);
@@ -198,7 +206,7 @@ impl State {
             };
             let Some(id) = next else { break };
             while self.requests[id].phase() == Phase::Decoding(worker) && !self.extend_table(worker, id, 1) {
-                let victim = *self.workers[worker.index()].running.last().expect("the asking one runs");
+                let victim = self.latest_free(worker).expect("the asking one is free");
                 rows.retain(|row| row.request != victim);
                 self.preempt(worker, victim);
             }
@@ -214,6 +222,20 @@ impl State {
             }
         }
         rows
+    }
+
+    /// Who is to decode in a pipeline's next run where the policy names nobody: of those in no other
+    /// run the first, as many as keep all stages busy.
+    fn share_of_stage(&self, worker: WorkerId) -> Vec<RequestId> {
+        let Worker { running, stages, .. } = &self.workers[worker.index()];
+        let most = running.len().div_ceil(*stages as usize);
+        running.iter().filter(|id| !self.requests[**id].in_run).take(most).copied().collect()
+    }
+
+    /// Of those that decode and are in no other run of a pipeline, the one that joined last.
+    fn latest_free(&self, worker: WorkerId) -> Option<RequestId> {
+        let running = &self.workers[worker.index()].running;
+        running.iter().rev().find(|id| !self.requests[**id].in_run).copied()
     }
 
     /// Rows of prompts, as far as room allows: what does not start waits on.

@@ -213,7 +213,7 @@ impl State {
 
     /// Stops a repeated run at its next border, so that something new can join.
     pub(super) fn cut(&mut self, worker: WorkerId, actions: &mut Vec<Action>) {
-        let outstanding = self.workers[worker.index()].outstanding.as_mut();
+        let outstanding = self.workers[worker.index()].outstanding.first_mut();
         if let Some(outstanding) =
             outstanding.filter(|outstanding| outstanding.run.repeat > 1 && !outstanding.cut)
         {
@@ -380,11 +380,10 @@ impl State {
         let now = self.now;
         let entry = self.worker(worker);
         (entry.up, entry.ready) = (false, false);
-        let outstanding = entry.outstanding.take();
+        let lost = std::mem::take(&mut entry.outstanding);
         self.rank(worker);
-        let rows = outstanding.map(|outstanding| outstanding.run.step.rows).unwrap_or_default();
         let mut delivered = Vec::new();
-        for row in rows.iter() {
+        for row in lost.iter().flat_map(|outstanding| outstanding.run.step.rows.iter()) {
             self.requests[row.request].in_run = false;
             if let Some(ending) = &self.requests[row.request].ending {
                 // The run was cut when the request ended: what was delivered, was so before.

@@ -77,7 +77,7 @@ impl Scheduler {
         let block_tokens = setup.limits.block_tokens;
         let worker = |(index, config): (usize, &WorkerConfig)| {
             let pool = BlockPool::new(config.num_blocks, block_tokens, setup.prefix_caching, setup.naming);
-            Worker::new(WorkerId(index as u32), config.role, pool)
+            Worker::new(WorkerId(index as u32), config, pool)
         };
         let workers = setup.workers.iter().enumerate().map(worker).collect();
         Scheduler {

@@ -84,11 +84,12 @@ impl State {
     /// lost, and counts for nothing.
     pub(super) fn run_done(&mut self, done: &Done, actions: &mut Vec<Action>) -> Option<Ran> {
         let worker = self.worker(done.worker);
-        let outstanding = worker.outstanding.take_if(|outstanding| outstanding.seq == done.seq)?;
+        let at = worker.outstanding.iter().position(|outstanding| outstanding.seq == done.seq)?;
+        let outstanding = worker.outstanding.remove(at);
         let rows = &outstanding.run.step.rows;
         assert_eq!(done.emitted.len(), rows.len(), "rows of worker {} run {}", done.worker.0, done.seq.0);
-        let times = TokenTimes::new(worker.clock.exact(), &done.stretches[..]);
-        let end = worker.clock.advance(times.busy);
+        let times = TokenTimes::new(outstanding.begun, &done.stretches[..]);
+        let end = worker.clock.end(times.end());
         self.accept_dirty |= worker.role.decodes();
         self.touch(done.worker);
         let record = StepRecord {

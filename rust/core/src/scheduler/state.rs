@@ -49,13 +49,15 @@ impl Default for Limits {
     }
 }
 
-/// One worker's role and KV capacity.
+/// One worker's role, KV capacity and depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerConfig {
     /// What it does.
     pub role: Role,
     /// KV blocks it has.
     pub num_blocks: u32,
+    /// Pipeline stages: so many runs, each of other requests, may be under way at once.
+    pub stages: u32,
 }
 
 /// What policies predict with; the truth may differ.
@@ -151,13 +153,12 @@ impl State {
 
     /// Whether a run or a transfer is under way.
     pub(crate) fn anything_moves(&self) -> bool {
-        !self.transfers.is_empty() || self.workers.iter().any(|worker| worker.outstanding.is_some())
+        !self.transfers.is_empty() || self.workers.iter().any(Worker::is_busy)
     }
 
     /// Steps of the worker's repeated run that are done and not yet credited.
     pub(crate) fn uncredited_steps(&self, worker: &Worker) -> u32 {
-        let run = worker.outstanding.as_ref().filter(|outstanding| outstanding.run.repeat > 1);
-        let (Some(run), Some(progress)) = (run, &self.progress) else { return 0 };
+        let (Some(run), Some(progress)) = (worker.repeated(), &self.progress) else { return 0 };
         progress.steps_done(worker.id, run.seq, self.now).min(run.run.repeat)
     }
 

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 
 use super::live::{Live, Table};
+use super::state::WorkerConfig;
 use crate::cluster::{Role, WorkerId};
 use crate::kv::BlockPool;
 use crate::request::RequestId;
 use crate::step::{Run, Seq, StepShape};
-use crate::time::{PicoClock, Time};
+use crate::time::{PicoClock, Picos, Time};
 
 /// A run that was ordered and is not over.
 #[derive(Clone, Debug)]
@@ -15,6 +16,8 @@ pub(crate) struct Outstanding {
     pub(crate) seq: Seq,
     pub(crate) run: Run,
     pub(crate) start: Time,
+    /// When it started, exactly.
+    pub(crate) begun: Picos,
     pub(crate) shape: StepShape,
     pub(crate) held_blocks: u32,
     pub(crate) cut: bool,
@@ -37,7 +40,10 @@ pub(crate) struct Worker {
     pub(crate) waiting: VecDeque<RequestId>,
     /// Requests that decode here, in the order in which they joined.
     pub(crate) running: Vec<RequestId>,
-    pub(crate) outstanding: Option<Outstanding>,
+    /// Pipeline stages.
+    pub(crate) stages: u32,
+    /// Runs under way, in order; at most one a stage. Only a run of a worker with one stage is repeated.
+    pub(crate) outstanding: Vec<Outstanding>,
     pub(crate) clock: PicoClock,
     pub(crate) next_seq: u64,
     /// Its policy is to be asked again then.
@@ -53,17 +59,18 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(id: WorkerId, role: Role, pool: BlockPool) -> Worker {
+    pub(crate) fn new(id: WorkerId, config: &WorkerConfig, pool: BlockPool) -> Worker {
         Worker {
             id,
-            role,
+            role: config.role,
+            stages: config.stages.max(1),
             up: true,
             ready: true,
             dirty: false,
             pool,
             waiting: VecDeque::new(),
             running: Vec::new(),
-            outstanding: None,
+            outstanding: Vec::new(),
             clock: PicoClock::default(),
             next_seq: 0,
             wake_at: None,
@@ -77,7 +84,17 @@ impl Worker {
     /// Whether its policy is to be asked for a batch now.
     pub(crate) fn wants_batch(&self) -> bool {
         let has_work = !self.waiting.is_empty() || !self.running.is_empty();
-        self.up && self.ready && self.dirty && self.outstanding.is_none() && has_work
+        self.up && self.ready && self.dirty && self.outstanding.len() < self.stages as usize && has_work
+    }
+
+    /// Whether a run is under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.outstanding.is_empty()
+    }
+
+    /// Its run of several steps, if one is under way.
+    pub(crate) fn repeated(&self) -> Option<&Outstanding> {
+        self.outstanding.first().filter(|outstanding| outstanding.run.repeat > 1)
     }
 
     /// Whether its pool could hold the request's KV to its very end, were it alone.
