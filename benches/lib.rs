@@ -50,6 +50,8 @@ pub fn cluster(topology: &str) -> SimCluster {
             ..Link::INSTANT
         }),
         kv_bytes_per_token: model.kv_bytes_per_token(),
+        layer_groups: 1,
+        conversion: None,
         delays: Delays::default(),
         neighbours: None,
         belief: None,

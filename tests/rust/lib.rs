@@ -174,6 +174,8 @@ pub fn cluster(topology: &str, num_blocks: u32, latency: impl LatencyModel + 'st
         prefix_caching: true,
         links: Links::Apart(Link { bandwidth: 1e9, latency: Nanos(700) }),
         kv_bytes_per_token: 100,
+        layer_groups: 1,
+        conversion: None,
         delays: Delays::default(),
         neighbours: None,
         belief: None,

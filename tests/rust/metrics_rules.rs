@@ -268,6 +268,7 @@ fn an_answer_of_no_tokens_is_finished_and_has_no_milestones_of_tokens() {
         limits: Limits::default(),
         prefix_caching: false,
         naming: Naming::All,
+        early_transfers: false,
         belief: Belief { steps: vec![latency], link: Link::INSTANT, kv_bytes_per_token: 1 },
     };
     let mut scheduler = Scheduler::new(setup, built_in("fcfs").unwrap());

@@ -135,6 +135,8 @@ fn simdistserve_records_are_reproduced() {
             prefix_caching: false,
             links: Links::Apart(Link::INSTANT),
             kv_bytes_per_token: 0,
+            layer_groups: 1,
+            conversion: None,
             delays: Delays::default(),
             neighbours: None,
             belief: None,
@@ -184,6 +186,8 @@ fn blog_cluster(topology: &str) -> SimCluster {
             ..Link::INSTANT
         }),
         kv_bytes_per_token: model("opt-13b").unwrap().kv_bytes_per_token(),
+        layer_groups: 1,
+        conversion: None,
         delays: Delays::default(),
         neighbours: None,
         belief: None,

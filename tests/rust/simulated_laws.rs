@@ -10,7 +10,7 @@ use kvrelay_core::record::{Detail, Status};
 use kvrelay_core::request::{Arrival, PromptContent, Scheduled};
 use kvrelay_core::time::{Nanos, Time};
 use kvrelay_core::watch::Watch;
-use kvrelay_sim::{Injection, Options, SimCluster, SimError, Simulation, simulate};
+use kvrelay_sim::{Conversion, Injection, Options, SimCluster, SimError, Simulation, simulate};
 use kvrelay_tests::{Chaotic, Kinked, cluster, on_a_network};
 use proptest::prelude::*;
 
@@ -96,6 +96,8 @@ fn pools() -> impl Strategy<Value = u32> {
 struct Wiring {
     shared: bool,
     stages: u32,
+    layer_groups: u32,
+    unlike_ranks: bool,
 }
 
 impl Wiring {
@@ -103,13 +105,20 @@ impl Wiring {
         for worker in &mut cluster.workers {
             worker.stages = self.stages;
         }
+        cluster.layer_groups = self.layer_groups;
+        if self.unlike_ranks {
+            let ranks = (0..cluster.workers.len() as u32).map(|index| 1 + index % 2).collect();
+            cluster.conversion = Some(Conversion { ranks, bandwidth: 3e8 });
+        }
         if self.shared { on_a_network(cluster) } else { cluster }
     }
 }
 
 fn wirings() -> impl Strategy<Value = Wiring> {
-    let stages = prop_oneof![3 => Just(1u32), 1 => 2u32..5];
-    (any::<bool>(), stages).prop_map(|(shared, stages)| Wiring { shared, stages })
+    let mostly_one = || prop_oneof![2 => Just(1u32), 1 => 2u32..5];
+    (any::<bool>(), mostly_one(), mostly_one(), any::<bool>()).prop_map(
+        |(shared, stages, layer_groups, unlike_ranks)| Wiring { shared, stages, layer_groups, unlike_ranks },
+    )
 }
 
 proptest! {
@@ -240,15 +249,27 @@ proptest! {
     /// C09: held + queue + prefill make up the TTFT exactly; transfer and decode queue lie behind
     /// the first token, in the first gap.
     #[test]
-    fn the_parts_of_ttft_add_up(latency in latencies(), arrivals in arrivals(), seed in any::<u64>(), chaotic in any::<bool>()) {
-        let cluster = cluster("1P1D", 200, latency);
+    fn the_parts_of_ttft_add_up(
+        latency in latencies(),
+        wiring in wirings(),
+        arrivals in arrivals(),
+        seed in any::<u64>(),
+        chaotic in any::<bool>(),
+    ) {
+        let cluster = wiring.of(cluster("1P1D", 200, latency));
         let policy = if chaotic { Box::new(Chaotic::new(seed)) as Box<dyn Policy> } else { built_in("disaggregated").unwrap() };
         let result = run(&cluster, &arrivals, policy, &Options::default()).unwrap();
         for record in result.log.requests.iter().filter(|record| record.status == Status::Finished) {
             let parts = [record.held(), record.queue(), record.prefill()].map(|part| part.unwrap().0);
             prop_assert_eq!(Nanos(parts.iter().sum()), record.ttft().unwrap());
             if let (Some(start), Some(end)) = (record.transfer_start, record.transfer_end) {
-                prop_assert!(start >= record.first_token.unwrap() && end >= start + cluster.unloaded_link().latency);
+                let first = record.first_token.unwrap();
+                prop_assert!(end >= first && end >= start + cluster.unloaded_link().latency);
+                prop_assert!(start >= first || cluster.layer_groups > 1);
+                if let (Some(decode), 0) = (record.decode_start, record.preemptions) {
+                    let parts = [record.awaiting_room(), record.transfer(), record.decode_queue()];
+                    prop_assert_eq!(parts.map(|part| part.unwrap().0).iter().sum::<u64>(), (decode - first).0);
+                }
                 // A preempted one may end while it is recomputed, without a decode step here.
                 prop_assert!(record.decode_start.is_some_and(|start| start >= end) || record.preemptions > 0);
             }

@@ -132,6 +132,9 @@ pub enum Action {
         num_blocks: u32,
         /// Source and destination of those that have names, pairwise.
         blocks: Vec<(BlockId, BlockId)>,
+        /// The run at `from` that still computes the last of it, if one does: layers may leave as they
+        /// are done, and the transfer ends after the run.
+        during: Option<Seq>,
     },
     /// Stop a transfer; its terminal event still comes.
     Abort {

@@ -190,15 +190,16 @@ impl RequestRecord {
         Some(self.first_token? - self.prefill_start?)
     }
 
-    /// First token to the start of its KV transfer: waiting for room at a decode worker. Missing
-    /// where it decodes at the worker that prefilled it.
+    /// First token to the start of its KV transfer: waiting for room at a decode worker; nothing where
+    /// the transfer began beside the prompt. Missing where it decodes at the worker that prefilled it.
     pub fn awaiting_room(&self) -> Option<Nanos> {
-        in_order(self.first_token?, self.transfer_start?)
+        Some(self.transfer_start?.saturating_since(self.first_token?))
     }
 
-    /// Start to end of its KV transfer.
+    /// Start of its KV transfer, or its first token if that came later, to the transfer's end: what of it
+    /// lies behind the first token.
     pub fn transfer(&self) -> Option<Nanos> {
-        in_order(self.transfer_start?, self.transfer_end?)
+        in_order(self.transfer_start?.max(self.first_token?), self.transfer_end?)
     }
 
     /// End of its KV transfer (its first token, where there is none) to the first step that decodes

@@ -66,6 +66,7 @@ impl Recording {
             limits: self.limits.clone(),
             prefix_caching: self.prefix_caching,
             naming: Naming::All,
+            early_transfers: false,
             belief: self.belief.clone(),
         }
     }

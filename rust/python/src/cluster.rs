@@ -242,6 +242,8 @@ impl Cluster {
             prefix_caching,
             links,
             kv_bytes_per_token: model.kv_bytes_per_token(),
+            layer_groups: 1,
+            conversion: None,
             delays: Delays {
                 decision: Nanos::from_secs_f64(delays.0),
                 role_switch: Nanos::from_secs_f64(delays.1),
@@ -275,7 +277,8 @@ impl Cluster {
     ) -> PyResult<Cluster> {
         let topology: Topology = topology.parse().map_err(|error| error::config(py, error))?;
         let latency: Arc<dyn LatencyModel> = Arc::clone(&table.0) as Arc<dyn LatencyModel>;
-        let worker = |role| SimWorker { role, num_blocks: kv_blocks, stages: 1, latency: Arc::clone(&latency) };
+        let worker =
+            |role| SimWorker { role, num_blocks: kv_blocks, stages: 1, latency: Arc::clone(&latency) };
         let limits = Limits {
             block_tokens,
             max_batch,
@@ -290,6 +293,8 @@ impl Cluster {
             prefix_caching,
             links: Links::Apart(Link { bandwidth: link.0, latency: Nanos::from_secs_f64(link.1) }),
             kv_bytes_per_token,
+            layer_groups: 1,
+            conversion: None,
             delays: Delays::default(),
             neighbours: Some(Neighbours {
                 machines: vec![0; topology.roles().len()],

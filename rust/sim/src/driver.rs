@@ -19,9 +19,11 @@ use kvrelay_core::step::{Run, Seq};
 use kvrelay_core::time::{Nanos, PicoClock, Picos, Time};
 use kvrelay_core::watch::Watch;
 
-use crate::network::{Flows, Network};
+use crate::flows::Flows;
+use crate::network::Network;
 use crate::queue::{Planned, Queue};
 use crate::run::{Asking, SimRun, event_time, has_prefill};
+use crate::transfer::{Conversion, LastChunk, alone, parts};
 
 /// A simulated worker.
 #[derive(Clone)]
@@ -83,6 +85,11 @@ pub struct SimCluster {
     pub prefix_caching: bool,
     /// What KV is transferred over.
     pub links: Links,
+    /// Groups of layers in which KV leaves while its prompt's last chunk is computed; after the prompt
+    /// when 1.
+    pub layer_groups: u32,
+    /// What KV takes to be laid out anew between workers of unlike ranks; nothing when `None`.
+    pub conversion: Option<Conversion>,
     /// What passes before a run can begin.
     pub delays: Delays,
     /// Workers that share a machine and slow each other down; none when `None`.
@@ -126,6 +133,7 @@ impl SimCluster {
             workers: self.workers.iter().map(config).collect(),
             limits: self.limits.clone(),
             prefix_caching: self.prefix_caching,
+            early_transfers: self.layer_groups > 1,
             naming: if name_all { Naming::All } else { Naming::Shareable },
             belief: self.belief.clone().unwrap_or_else(truth),
         }
@@ -501,19 +509,9 @@ impl<'a> Driver<'a> {
                     self.queue.push(run.end(), run_ends(id, run));
                 }
             }
-            Action::Transfer { id, from, to, num_blocks, .. } => {
-                let tokens = u64::from(num_blocks) * u64::from(self.cluster.limits.block_tokens);
-                let bytes = tokens * self.cluster.kv_bytes_per_token;
-                self.transfers.insert(id);
-                match &mut self.wires {
-                    Wires::Apart(link) => {
-                        self.queue.push(now + link.transfer(bytes), Planned::TransferEnds { id });
-                    }
-                    Wires::Shared { flows, .. } => {
-                        flows.begin(now, id, from, to, bytes);
-                        self.plan_flows();
-                    }
-                }
+            Action::Transfer { id, request, from, to, num_blocks, during, .. } => {
+                let chunk = during.map(|seq| self.last_chunk(from, seq, request, num_blocks));
+                self.start_transfer(now, id, (from, to), num_blocks, chunk);
             }
             Action::Abort { id } => {
                 // One that has failed already confirms that its writer has stopped.
@@ -528,6 +526,38 @@ impl<'a> Driver<'a> {
             }
             Action::SetRole { worker, .. } => {
                 self.workers[worker.index()].ready_at = now + self.cluster.delays.role_switch;
+            }
+        }
+    }
+
+    fn last_chunk(&self, worker: WorkerId, seq: Seq, request: RequestId, num_blocks: u32) -> LastChunk {
+        let mut runs = self.runs.lock();
+        let run = run_named(&mut runs[worker.index()], seq).expect("the run that computes a prompt is known");
+        let row = run.rows.iter().find(|row| row.request == request).expect("and holds it");
+        let SimCluster { limits, kv_bytes_per_token, .. } = self.cluster;
+        LastChunk::of(row, num_blocks, limits.block_tokens, *kv_bytes_per_token, (run.start(), run.end()))
+    }
+
+    fn start_transfer(
+        &mut self,
+        now: Time,
+        id: TransferId,
+        (from, to): (WorkerId, WorkerId),
+        num_blocks: u32,
+        chunk: Option<LastChunk>,
+    ) {
+        let SimCluster { limits, kv_bytes_per_token, layer_groups, conversion, .. } = self.cluster;
+        let bytes = u64::from(num_blocks) * u64::from(limits.block_tokens) * kv_bytes_per_token;
+        let mut parts = parts(now, bytes as f64, *layer_groups, chunk);
+        if let Some(conversion) = conversion {
+            conversion.delay(from, to, &mut parts);
+        }
+        self.transfers.insert(id);
+        match &mut self.wires {
+            Wires::Apart(link) => self.queue.push(alone(*link, &parts), Planned::TransferEnds { id }),
+            Wires::Shared { flows, .. } => {
+                flows.begin(now, id, from, to, parts);
+                self.plan_flows();
             }
         }
     }

@@ -1,4 +1,5 @@
-//! What will happen, in a total order: by time, then by the order in which it was planned.
+//! What will happen, in a total order: by time; at one time ends of runs first, for a transfer may end
+//! with the run that computes the last of its KV; then by the order in which it was planned.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -36,7 +37,7 @@ impl Planned {
     }
 }
 
-/// One entry of the heap, ordered by time and then by when it was planned.
+/// One entry of the heap, in the order that the module's documentation gives.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
     at: Time,
@@ -44,9 +45,15 @@ struct Entry {
     planned: Planned,
 }
 
+impl Entry {
+    fn key(&self) -> (Time, bool, u64) {
+        (self.at, !matches!(self.planned, Planned::RunEnds { .. }), self.number)
+    }
+}
+
 impl Ord for Entry {
     fn cmp(&self, other: &Entry) -> Ordering {
-        (other.at, other.number).cmp(&(self.at, self.number))
+        other.key().cmp(&self.key())
     }
 }
 

@@ -144,6 +144,10 @@ impl SimRun {
         self.stretches.iter().map(|stretch| stretch.total(stretch.steps)).sum()
     }
 
+    pub(crate) fn start(&self) -> Time {
+        event_time(self.start)
+    }
+
     pub(crate) fn end(&self) -> Time {
         event_time(self.start + self.busy())
     }

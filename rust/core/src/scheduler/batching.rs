@@ -165,6 +165,10 @@ impl State {
                 live.record.prefill_worker = Some(worker);
                 live.record.cached_tokens = row.start;
             }
+            if self.early_transfers && row.want_logits && !row.decode && !self.stays(worker, row.request) {
+                self.in_last_chunk.push(row.request);
+                self.accept_dirty = true;
+            }
         }
         let entry = self.worker(worker);
         let seq = Seq(entry.next_seq);

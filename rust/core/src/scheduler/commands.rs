@@ -240,6 +240,9 @@ impl State {
     ) {
         let mut live = self.requests.remove(id).expect("a request ends once");
         self.log.requests.push(live.over(Ending { status, reason, at: self.now }));
+        if let Some(transfer) = live.early.take() {
+            self.orphan(transfer, actions);
+        }
         self.release(live.kv.take());
         self.release(live.incoming.take());
         actions.push(if status == Status::Refused { Action::Refuse(id) } else { Action::Finish(id) });
@@ -257,6 +260,10 @@ impl State {
             Phase::Unplaced => self.unplaced.retain(|other| *other != id),
             Phase::Waiting(at) => {
                 self.workers[at.index()].dequeue(live);
+                self.in_last_chunk.retain(|other| *other != id);
+                if let Some(transfer) = self.requests[id].early.take() {
+                    self.orphan(transfer, actions);
+                }
                 self.touch(at);
             }
             Phase::AwaitingRoom => self.awaiting_room.retain(|other| *other != id),
@@ -416,6 +423,10 @@ impl State {
                     self.unlist(id, actions);
                     self.requests[id].enter(Phase::AwaitingRoom);
                     self.awaiting_room.push_back(id);
+                }
+                if let Some(transfer) = self.requests[id].early.take() {
+                    self.orphan(transfer, actions);
+                    self.in_last_chunk.push(id);
                 }
                 let live = &mut self.requests[id];
                 live.decode_at = None;

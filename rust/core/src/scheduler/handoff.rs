@@ -5,12 +5,14 @@
 
 use super::live::Phase;
 use super::state::State;
+use super::worker::Outstanding;
 use super::{RequestId, Scheduler};
 use crate::cluster::WorkerId;
 use crate::event::{Action, TransferId};
 use crate::kv::{Holder, Table};
 use crate::policy::{Acceptance, ClusterView, Decision, PolicyFault, RequestView, WorkerView};
 use crate::record::Status;
+use crate::step::Seq;
 
 /// A transfer under way.
 #[derive(Clone, Debug)]
@@ -34,22 +36,48 @@ impl Scheduler {
         let mut full: Vec<WorkerId> = Vec::new();
         let mut index = 0;
         while let Some(&id) = self.state.awaiting_room.get(index) {
-            let chosen = self.ask_accept(id).inspect_err(|_| self.state.accept_dirty = true)?;
-            let Some(to) = chosen.filter(|to| !full.contains(to)) else {
-                index += 1;
-                continue;
-            };
-            if self.state.has_handoff_room(id, to) {
+            if self.accept(id, &mut full, actions)? {
                 self.state.awaiting_room.remove(index);
-                self.state.start_transfer(id, to, actions);
             } else {
-                // The blocks that its run has reserved may be enough.
-                self.state.cut(to, actions);
-                full.push(to);
+                index += 1;
+            }
+        }
+        let mut index = 0;
+        while let Some(&id) = self.state.in_last_chunk.get(index) {
+            if self.accept(id, &mut full, actions)? {
+                self.state.in_last_chunk.remove(index);
+            } else {
                 index += 1;
             }
         }
         Ok(())
+    }
+
+    /// Starts the transfer of a request if a worker takes it that is not among the `full` ones.
+    fn accept(
+        &mut self,
+        id: RequestId,
+        full: &mut Vec<WorkerId>,
+        actions: &mut Vec<Action>,
+    ) -> Decision<bool> {
+        let chosen = self.ask_accept(id).inspect_err(|_| self.state.accept_dirty = true)?;
+        let Some(to) = chosen.filter(|to| !full.contains(to)) else { return Ok(false) };
+        let live = &mut self.state.requests[id];
+        if live.in_run && live.kv.as_ref().is_some_and(|kv| kv.worker == to) {
+            // It decodes where its prompt is being computed.
+            live.decode_at = Some(to);
+            let reserved = live.incoming.take();
+            self.state.release(reserved);
+            return Ok(true);
+        }
+        if self.state.has_handoff_room(id, to) {
+            self.state.start_transfer(id, to, actions);
+            return Ok(true);
+        }
+        // The blocks that its run has reserved may be enough.
+        self.state.cut(to, actions);
+        full.push(to);
+        Ok(false)
     }
 
     /// Workers whose pools are full of KV that waits for room at each other, or reserved for prompts
@@ -130,24 +158,25 @@ impl State {
     fn has_handoff_room(&self, id: RequestId, to: WorkerId) -> bool {
         let live = &self.requests[id];
         let reserved = live.incoming.as_ref().is_some_and(|kv| kv.worker == to);
-        reserved || self.workers[to.index()].has_room(live, u64::from(live.computed()), live.computed())
+        let tokens = live.handed_over();
+        reserved || self.workers[to.index()].has_room(live, u64::from(tokens), tokens)
     }
 
     fn start_transfer(&mut self, id: RequestId, to: WorkerId, actions: &mut Vec<Action>) {
         let reserved = self.requests[id].incoming.take();
-        let computed = self.requests[id].computed();
+        let tokens = self.requests[id].handed_over();
         let incoming = match reserved {
             Some(kv) if kv.worker == to => kv,
             elsewhere => {
                 self.release(elsewhere);
-                self.take_room(to, id, u64::from(computed), computed)
+                self.take_room(to, id, u64::from(tokens), tokens)
             }
         };
         let transfer = TransferId(self.next_transfer);
         self.next_transfer += 1;
         self.idle_dirty = true;
         let live = &mut self.requests[id];
-        let kv = live.kv.as_ref().expect("a request that awaits room has KV");
+        let kv = live.kv.as_ref().expect("a request that is handed over has KV");
         let from = kv.worker;
         let cached = incoming.computed / self.limits.block_tokens;
         let (sources, destinations) = (kv.table.skip(cached), incoming.table.skip(cached));
@@ -158,16 +187,29 @@ impl State {
         live.decode_at = Some(to);
         live.record.decode_worker = Some(to);
         live.record.transfer_start.get_or_insert(self.now);
-        live.enter(Phase::Transferring(transfer));
+        let is_early = live.in_run;
+        if is_early {
+            live.early = Some(transfer);
+        } else {
+            live.enter(Phase::Transferring(transfer));
+        }
         self.workers[from.index()].pool.pin(&sources, Holder::Transfer);
         let target = self.worker(to);
         target.pool.pin(&destinations, Holder::Transfer);
-        target.incoming_tokens += u64::from(computed);
+        target.incoming_tokens += u64::from(tokens);
         target.num_incoming += 1;
         self.rank(to);
-        let entry = Transfer { request: Some(id), from, to, sources, destinations, tokens: computed };
+        let entry = Transfer { request: Some(id), from, to, sources, destinations, tokens };
         self.transfers.insert(transfer, entry);
-        actions.push(Action::Transfer { id: transfer, request: id, from, to, num_blocks, blocks });
+        let during = is_early.then(|| self.run_of(from, id));
+        actions.push(Action::Transfer { id: transfer, request: id, from, to, num_blocks, blocks, during });
+    }
+
+    /// The run of `worker` that works on a request.
+    fn run_of(&self, worker: WorkerId, id: RequestId) -> Seq {
+        let runs = &self.workers[worker.index()].outstanding;
+        let holds = |run: &&Outstanding| run.run.step.rows.iter().any(|row| row.request == id);
+        runs.iter().find(holds).expect("a request in a run has one").seq
     }
 
     /// Its request does not want it any more.
@@ -202,6 +244,7 @@ impl State {
         let Some(transfer) = self.settle(id, true) else { return };
         let Some(request) = transfer.request else { return };
         let live = &mut self.requests[request];
+        assert!(live.early.is_none(), "the KV of request {} is there before it is computed", request.0);
         live.record.transfer_end.get_or_insert(self.now);
         let source = live.kv.take();
         let computed = source.as_ref().map_or(0, |kv| kv.computed);
@@ -232,6 +275,9 @@ impl State {
         if let Some(request) = transfer.request {
             let reason =
                 format!("KV transfer from worker {} to worker {} failed", transfer.from.0, transfer.to.0);
+            if self.requests[request].early.take().is_some() {
+                return self.give_up(request, Status::Failed, Some(reason.into()), actions);
+            }
             self.end(request, Status::Failed, Some(reason.into()), actions);
         }
     }

@@ -39,7 +39,7 @@ impl Phase {
             (_, Draining) => true,
             (Fresh | Held(_), Held(_) | Unplaced) => true,
             (Unplaced, Waiting(_)) => true,
-            (Waiting(_), Decoding(_) | AwaitingRoom) => true,
+            (Waiting(_), Decoding(_) | AwaitingRoom | Transferring(_)) => true,
             (AwaitingRoom, Transferring(_)) => true,
             (Transferring(_), Decoding(_) | AwaitingRoom) => true,
             (Decoding(at), Waiting(to)) => at == to,
@@ -81,6 +81,8 @@ pub(crate) struct Live {
     pub(crate) incoming: Option<Kv>,
     /// Where placement wants it to decode.
     pub(crate) decode_at: Option<WorkerId>,
+    /// The transfer of its KV that began beside its last chunk, while that is under way.
+    pub(crate) early: Option<TransferId>,
     /// When its latest token was emitted, exactly.
     pub(crate) last_emit: Option<Picos>,
     /// Admission put it behind the others.
@@ -101,6 +103,7 @@ impl Live {
             kv: None,
             incoming: None,
             decode_at: None,
+            early: None,
             last_emit: None,
             demoted: false,
             in_run: false,
@@ -133,6 +136,11 @@ impl Live {
     /// Tokens whose KV exists.
     pub(crate) fn computed(&self) -> u32 {
         self.kv.as_ref().map_or(0, |kv| kv.computed)
+    }
+
+    /// Tokens whose KV a transfer moves: those that exist once its prompt is computed.
+    pub(crate) fn handed_over(&self) -> u32 {
+        if self.in_run { self.target() } else { self.computed() }
     }
 
     /// Tokens still to compute before the next token is yielded: 1 while it decodes.

@@ -37,6 +37,8 @@ pub struct Setup {
     pub prefix_caching: bool,
     /// Which KV blocks have names: all, where a driver reads [`Scheduler::block_table`].
     pub naming: Naming,
+    /// Whether KV may be transferred while the last of its prompt is computed.
+    pub early_transfers: bool,
     /// What policies predict with.
     pub belief: Belief,
 }
@@ -81,7 +83,10 @@ impl Scheduler {
         };
         let workers = setup.workers.iter().enumerate().map(worker).collect();
         Scheduler {
-            state: State::new(setup.limits, setup.belief, workers),
+            state: State {
+                early_transfers: setup.early_transfers,
+                ..State::new(setup.limits, setup.belief, workers)
+            },
             policy,
             rebalance_at: None,
             wake_sent: None,
@@ -172,6 +177,10 @@ impl Scheduler {
         self.place_all(actions)?;
         self.accept_all(actions)?;
         self.batch_all(actions)?;
+        if self.state.early_transfers {
+            // Last chunks that have just been ordered.
+            self.accept_all(actions)?;
+        }
         self.break_deadlock(actions)
     }
 

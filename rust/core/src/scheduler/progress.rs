@@ -254,18 +254,28 @@ impl State {
         // Its emitted token raised what is pending by one, which the queue never counted.
         target.queued_tokens += u64::from(live.pending());
         target.dequeue(live);
-        let stays = target.role.decodes() && live.decode_at.is_none_or(|at| at == worker);
+        self.in_last_chunk.retain(|other| *other != id);
+        let stays = self.stays(worker, id);
+        let (target, live) = (&mut self.workers[worker.index()], &mut self.requests[id]);
         if stays || ended {
             live.enter(Phase::Decoding(worker));
             if !ended {
                 live.record.decode_worker.get_or_insert(worker);
             }
             target.join(live);
+        } else if let Some(transfer) = live.early.take() {
+            live.enter(Phase::Transferring(transfer));
         } else {
             live.enter(Phase::AwaitingRoom);
             self.awaiting_room.push_back(id);
             self.accept_dirty = true;
         }
+    }
+
+    /// Whether a request whose prompt runs at `worker` decodes there too.
+    pub(super) fn stays(&self, worker: WorkerId, id: RequestId) -> bool {
+        let decode_at = self.requests[id].decode_at;
+        self.workers[worker.index()].role.decodes() && decode_at.is_none_or(|at| at == worker)
     }
 
     fn finish(&mut self, worker: WorkerId, id: RequestId, end: &EndedRow, actions: &mut Vec<Action>) {

@@ -91,6 +91,10 @@ pub(crate) struct State {
     pub(crate) unplaced: VecDeque<RequestId>,
     /// Prompt done, without room at a decode worker.
     pub(crate) awaiting_room: VecDeque<RequestId>,
+    /// Whose last chunk is under way, without room at a decode worker; kept for early transfers.
+    pub(crate) in_last_chunk: Vec<RequestId>,
+    /// Whether transfers may begin beside the last chunk of their prompt.
+    pub(crate) early_transfers: bool,
     pub(crate) transfers: BTreeMap<TransferId, Transfer>,
     /// Destination blocks whose writer has not confirmed that it stopped.
     pub(crate) quarantine: BTreeMap<TransferId, (WorkerId, Table)>,
@@ -129,6 +133,8 @@ impl State {
             held: BTreeSet::new(),
             unplaced: VecDeque::new(),
             awaiting_room: VecDeque::new(),
+            in_last_chunk: Vec::new(),
+            early_transfers: false,
             transfers: BTreeMap::new(),
             quarantine: BTreeMap::new(),
             next_transfer: 0,
@@ -250,11 +256,18 @@ impl State {
                 found,
                 expected,
             )?;
+            let early = live.early.and_then(|transfer| self.transfers.get(&transfer));
+            IntegrityError::check(
+                format!("early transfers of request {}", id.0),
+                u64::from(early.is_some_and(|transfer| transfer.request == Some(id))),
+                u64::from(live.early.is_some()),
+            )?;
         }
         let queues: usize =
             self.workers.iter().map(|worker| worker.waiting.len() + worker.running.len()).sum();
         let lists = self.fresh.len() + self.held.len() + self.unplaced.len() + self.awaiting_room.len();
-        let moving = self.transfers.values().filter(|transfer| transfer.request.is_some()).count();
+        let early = self.requests.iter().filter(|live| live.early.is_some()).count();
+        let moving = self.transfers.values().filter(|transfer| transfer.request.is_some()).count() - early;
         let draining = self.requests.iter().filter(|live| live.phase() == Phase::Draining).count();
         let listed = (queues + lists + moving + draining) as u64;
         IntegrityError::check("requests in lists", listed, self.requests.len() as u64)

@@ -38,6 +38,7 @@ impl Settings {
             limits: self.limits.clone(),
             prefix_caching: self.prefix_caching,
             naming: Naming::All,
+            early_transfers: false,
             belief: self.belief.clone(),
         }
     }
