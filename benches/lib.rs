@@ -37,7 +37,7 @@ pub fn cluster(topology: &str) -> SimCluster {
     let roofline =
         Roofline::new(model.clone(), &gpu, 1, Efficiencies::default()).expect("an 8B model at TP 1");
     let latency: Arc<dyn LatencyModel> = Arc::new(roofline);
-    let tokens = kv_capacity_tokens(&model, &gpu, 1).expect("an 8B model fits");
+    let tokens = kv_capacity_tokens(&model, &gpu, 1, 1).expect("an 8B model fits");
     let num_blocks = (tokens / u64::from(Limits::default().block_tokens)) as u32;
     let worker = |role| SimWorker { role, num_blocks, stages: 1, latency: Arc::clone(&latency) };
     let topology: Topology = topology.parse().expect("a topology");

@@ -26,9 +26,9 @@ class Cluster:
     """
     Workers of a topology, with their latency, KV capacity and link.
     """
-    def __new__(cls, /, topology: str, model: str, gpu: str, latency_spec: str | LatencyTable | Any, tp: SupportsLenAndGetItem[SupportsIndex], link_name: str | None, link_bandwidth: SupportsFloat | SupportsIndex | None, link_latency: SupportsFloat | SupportsIndex, network: Incomplete | None, delays: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex], kv_tokens: SupportsIndex | None, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex | None, prefix_caching: bool) -> Cluster:
+    def __new__(cls, /, topology: str, model: str, gpu: str, latency_spec: str | LatencyTable | Any, parallel: SupportsLenAndGetItem[tuple[SupportsIndex, SupportsIndex]], link_name: str | None, link_bandwidth: SupportsFloat | SupportsIndex | None, link_latency: SupportsFloat | SupportsIndex, network: Incomplete | None, hand_over: tuple[SupportsIndex, SupportsFloat | SupportsIndex | None], delays: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex], kv_tokens: SupportsIndex | None, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex | None, prefix_caching: bool) -> Cluster:
         """
-        `tp` is per role: prefill, decode, mixed. `kv_tokens` replaces the capacity of every worker.
+        `parallel` is per role: prefill, decode, mixed. `kv_tokens` replaces the capacity of every worker.
         """
     def decode_time(self, /, num_decode: SupportsIndex, context_tokens: SupportsIndex, role: str) -> float:
         """

@@ -176,13 +176,23 @@ class Cluster:
         :class:`kvrelay.LatencyTable` of measured steps, or a callable that is given a step's
         ``num_prefill, prefill_tokens, prefill_context, prefill_square, num_decode, decode_context`` and
         answers its seconds (slow: it is asked for every single step).
-    tp
-        GPUs per worker: a number, or one per role such as ``{"prefill": 2, "decode": 1}``.
+    tp, pp
+        GPUs that share a layer, and pipeline stages, of every worker: a number, or one per role such as
+        ``{"prefill": 2, "decode": 1}``. A pipeline has a run in every stage, each of other requests;
+        where a policy names nobody to decode, each takes its part of them. A latency that is a table or
+        a callable tells the time through all stages.
     link
         ``"nvlink"``, ``"pcie"``, ``"network"``, ``"instant"`` or a :class:`Link`; NVLink where the GPU
         has it. Every transfer has the link to itself.
     network
         Instead of ``link``: a :class:`Network` that transfers share.
+    layer_groups
+        Groups of layers in which KV leaves, each as soon as it is computed, beside the last chunk of its
+        prompt; the chunks before it leave at once. Room is then asked for when that chunk begins. With 1,
+        KV leaves after the prompt.
+    conversion_bandwidth
+        Bytes per second at which a GPU lays KV out anew where a transfer's ends have unlike ``tp``; what
+        its memory can read and write by default, ``math.inf`` for nothing.
     kv_tokens
         KV capacity of every worker, in tokens; by default what memory leaves, or the published
         capacity of a profile.
@@ -209,8 +219,11 @@ class Cluster:
         gpu: str,
         latency: str | LatencyTable | Callable[..., float] = "roofline",
         tp: int | Mapping[str, int] = 1,
+        pp: int | Mapping[str, int] = 1,
         link: str | Link | None = None,
         network: Network | None = None,
+        layer_groups: int = 1,
+        conversion_bandwidth: float | None = None,
         kv_tokens: int | None = None,
         block_tokens: int = 16,
         max_batch: int = 256,
@@ -224,10 +237,14 @@ class Cluster:
         self.model = model
         self.gpu = gpu
         self.latency = latency
-        self.tp = tp
+        self.tp, self.pp = tp, pp
         self.link = link
         self.network = network
-        per_role = _tp_per_role(tp)
+        if (
+            conversion_bandwidth is not None
+            and not number("conversion_bandwidth", conversion_bandwidth) > 0.0
+        ):
+            raise ConfigError(f"conversion_bandwidth is {conversion_bandwidth} bytes/s; it must be above 0")
         if network is not None and (link is not None or not isinstance(network, Network)):
             raise ConfigError(
                 f"network is {network!r} and link {link!r}; give a kvrelay.Network, or a link alone"
@@ -238,9 +255,10 @@ class Cluster:
             text("model", model),
             text("gpu", gpu),
             _latency_spec(latency),
-            per_role,
+            list(zip(_per_role("tp", tp), _per_role("pp", pp), strict=True)),
             *_link_spec("link", link),
             None if network is None else network._spec(num_workers),
+            (whole("layer_groups", layer_groups, 1), conversion_bandwidth),
             (_delay("decision_time", decision_time), _delay("role_switch_time", role_switch_time)),
             optional_whole("kv_tokens", kv_tokens, 1, MAX_U64),
             whole("block_tokens", block_tokens, 1),
@@ -256,7 +274,7 @@ class Cluster:
         facts = profile.engine
         self = cls.__new__(cls)
         self.topology, self.model, self.gpu = topology, facts["model"], "this machine"
-        self.latency, self.tp, self.link, self.network = profile.table, 1, None, None
+        self.latency, self.tp, self.pp, self.link, self.network = profile.table, 1, 1, None, None
         self._core = _core.Cluster.measured(
             text("topology", topology), profile.table._core, (profile.bandwidth, profile.latency), profile.slowdowns,
             facts["kv_bytes_per_token"], facts["kv_blocks"], facts["block_tokens"], facts["max_batch"],
@@ -307,19 +325,23 @@ class Cluster:
         return wanted if wanted[0].upper() in self._core.topology else "mixed"
 
     def __repr__(self) -> str:
-        extra = "" if self.tp == 1 else f", tp={self.tp!r}"
+        extra = "".join(
+            f", {name}={value!r}" for name, value in (("tp", self.tp), ("pp", self.pp)) if value != 1
+        )
         return (
             f"Cluster({self._core.topology!r}, model={self.model!r}, gpu={self.gpu!r}, "
             f"latency={self.latency!r}{extra})"
         )
 
 
-def _tp_per_role(tp: int | Mapping[str, int]) -> list[int]:
-    given = dict(tp) if isinstance(tp, Mapping) else dict.fromkeys(("prefill", "decode", "mixed"), tp)
+def _per_role(name: str, given: int | Mapping[str, int]) -> list[int]:
+    given = (
+        dict(given) if isinstance(given, Mapping) else dict.fromkeys(("prefill", "decode", "mixed"), given)
+    )
     for role, count in given.items():
         if role not in ("prefill", "decode", "mixed"):
-            raise ConfigError(f"tp of role {role!r}; roles are prefill, decode, mixed")
-        whole("tp", count, 1, 1024)
+            raise ConfigError(f"{name} of role {role!r}; roles are prefill, decode, mixed")
+        whole(name, count, 1, 1024)
     return [given.get(role, 1) for role in ("prefill", "decode", "mixed")]
 
 

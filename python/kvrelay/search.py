@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvrelay import _core
 from kvrelay.checks import number
-from kvrelay.cluster import Cluster
+from kvrelay.cluster import MAX_SECONDS, Cluster
 from kvrelay.errors import ConfigError
 from kvrelay.policies import PolicyLike
 from kvrelay.progress import bar
@@ -103,7 +104,8 @@ def max_goodput(
     if not 0 < tolerance < 1:
         raise ConfigError(f"tolerance is {tolerance}; it must be between 0 and 1", tolerance=tolerance)
     start = workload.rate or 1.0
-    lowest = start * 1e-4
+    # Below it requests never meet each other, and a run would last too long.
+    lowest = max(start * 1e-4, 2 * len(workload) / MAX_SECONDS)
     tried: dict[float, float] = {}
     growing: list[float] = []
     without_limits: list[str] = []
@@ -112,6 +114,15 @@ def max_goodput(
     shown = bar(None, "max_goodput", "rate", progress)
 
     def judge(rate: float) -> tuple[bool, bool, bool]:
+        if rate <= lowest:
+            return without_load()
+        return judged(rate)
+
+    @functools.cache
+    def without_load() -> tuple[bool, bool, bool]:
+        return judged(lowest)
+
+    def judged(rate: float) -> tuple[bool, bool, bool]:
         result = simulate(workload.at_rate(rate), cluster, policy, belief=belief, seed=seed, progress=False)
         value = _measured(result, criterion, rate)
         tried[rate] = value

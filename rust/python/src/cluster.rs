@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kvrelay_core::cluster::{Role, Topology};
 use kvrelay_core::latency::hardware::{self, GpuSpec};
 use kvrelay_core::latency::models::{self, ModelSpec};
+use kvrelay_core::latency::pipeline::Pipeline;
 use kvrelay_core::latency::profiles::{self, PROFILE_NAMES};
 use kvrelay_core::latency::roofline::{Efficiencies, Roofline};
 use kvrelay_core::latency::table::Table;
@@ -12,7 +13,7 @@ use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::scheduler::{Belief, Limits};
 use kvrelay_core::time::Nanos;
 use kvrelay_sim::network::{Network, Wiring};
-use kvrelay_sim::{Delays, Links, Neighbours, SimCluster, SimWorker};
+use kvrelay_sim::{Conversion, Delays, Links, Neighbours, SimCluster, SimWorker};
 use pyo3::prelude::*;
 
 use crate::error;
@@ -24,7 +25,7 @@ pub(crate) struct Cluster {
     pub(crate) topology: Topology,
     /// What latency models by name are made from; `None` for a cluster that was measured.
     hardware: Option<(ModelSpec, GpuSpec)>,
-    tp: [u32; 3],
+    parallel: [Parallel; 3],
     pub(crate) sim: SimCluster,
     /// What a latency model written in Python raised.
     pub(crate) raised: Raised,
@@ -66,6 +67,23 @@ impl NetworkSpec {
     }
 }
 
+/// GPUs of a worker: so many a layer, in so many pipeline stages.
+#[derive(Clone, Copy, FromPyObject)]
+struct Parallel(u32, u32);
+
+impl Parallel {
+    const NONE: Parallel = Parallel(1, 1);
+
+    fn num_gpus(self) -> u32 {
+        self.0.saturating_mul(self.1)
+    }
+}
+
+/// How KV is handed over, as Python gives it: layer groups, and bytes per second at which a rank lays KV
+/// out anew (what its memory allows when `None`).
+#[derive(FromPyObject)]
+struct HandOver(u32, Option<f64>);
+
 /// Index of a role in per-role arrays.
 fn role_index(role: Role) -> usize {
     match role {
@@ -87,13 +105,23 @@ fn latency(
     name: &str,
     model: &ModelSpec,
     gpu: &GpuSpec,
-    tp: u32,
+    parallel: Parallel,
 ) -> PyResult<Arc<dyn LatencyModel>> {
+    let Parallel(tp, pp) = parallel;
     if name == "roofline" {
-        let roofline = Roofline::new(model.clone(), gpu, tp, Efficiencies::default());
-        return roofline
-            .map(|model| Arc::new(model) as Arc<dyn LatencyModel>)
-            .map_err(|error| error::config(py, error));
+        let share = Efficiencies::default();
+        let roofline =
+            Roofline::new(model.clone(), gpu, tp, share).map_err(|error| error::config(py, error))?;
+        let roofline: Arc<dyn LatencyModel> = Arc::new(roofline);
+        if pp == 1 {
+            return Ok(roofline);
+        }
+        let between = Link {
+            bandwidth: gpu.group_bandwidth(parallel.num_gpus()) * share.link_bandwidth,
+            latency: Nanos::from_secs_f64(share.stage_latency),
+        };
+        let activations = 2 * u64::from(model.hidden);
+        return Ok(Arc::new(Pipeline::of_whole(roofline, pp, between, activations)));
     }
     if !PROFILE_NAMES.contains(&name) {
         let known = PROFILE_NAMES.join(", ");
@@ -104,26 +132,33 @@ fn latency(
             format!("latency {name:?} was measured on {MEASURED_ON} and says nothing of {}", gpu.name);
         return Err(error::config(py, message));
     }
-    let profile = profiles::profile(name, &model.name, tp, 1);
-    profile.map(|model| Arc::new(model) as Arc<dyn LatencyModel>).map_err(|error| error::config(py, error))
+    let stage = profiles::profile(name, &model.name, tp, pp).map_err(|error| error::config(py, error))?;
+    let stage: Arc<dyn LatencyModel> = Arc::new(stage);
+    Ok(if pp == 1 { stage } else { Arc::new(Pipeline::of_stage(stage, pp)) })
 }
 
 /// KV capacity in tokens: a profile uses the published one, the roofline what memory leaves.
-fn capacity(py: Python<'_>, latency: &str, model: &ModelSpec, gpu: &GpuSpec, tp: u32) -> PyResult<u64> {
+fn capacity(
+    py: Python<'_>,
+    latency: &str,
+    model: &ModelSpec,
+    gpu: &GpuSpec,
+    Parallel(tp, pp): Parallel,
+) -> PyResult<u64> {
     if latency == "roofline" {
-        return hardware::kv_capacity_tokens(model, gpu, tp).map_err(|error| error::config(py, error));
+        return hardware::kv_capacity_tokens(model, gpu, tp, pp).map_err(|error| error::config(py, error));
     }
-    profiles::published_kv_capacity_tokens(&model.name, tp, 1).map_err(|error| error::config(py, error))
+    profiles::published_kv_capacity_tokens(&model.name, tp, pp).map_err(|error| error::config(py, error))
 }
 
-/// A link by name, or by bandwidth in bytes per second; per worker, all its ranks sending at once.
+/// A link by name, or by bandwidth in bytes per second; per worker, all its GPUs sending at once.
 fn link(
     py: Python<'_>,
     gpu: &GpuSpec,
     name: Option<&str>,
     bandwidth: Option<f64>,
     latency: f64,
-    tp: u32,
+    num_gpus: u32,
 ) -> PyResult<Link> {
     let per_gpu = match (name, bandwidth) {
         (_, Some(bandwidth)) if bandwidth > 0.0 => bandwidth,
@@ -134,7 +169,7 @@ fn link(
             ));
         }
         (Some("nvlink"), None) => match gpu.nvlink_bandwidth {
-            Some(bandwidth) => bandwidth * f64::from(tp),
+            Some(bandwidth) => bandwidth * f64::from(num_gpus),
             None => {
                 return Err(error::config(
                     py,
@@ -142,13 +177,13 @@ fn link(
                 ));
             }
         },
-        (Some("pcie"), None) => gpu.pcie_bandwidth * f64::from(tp),
-        (Some("network"), None) => gpu.network_bandwidth * f64::from(tp),
+        (Some("pcie"), None) => gpu.pcie_bandwidth * f64::from(num_gpus),
+        (Some("network"), None) => gpu.network_bandwidth * f64::from(num_gpus),
         (Some("instant"), None) => f64::INFINITY,
         (Some(name), None) => {
             return Err(error::config(py, format!("link {name:?}; known: nvlink, pcie, network, instant")));
         }
-        (None, None) => gpu.nvlink_bandwidth.unwrap_or(gpu.pcie_bandwidth) * f64::from(tp),
+        (None, None) => gpu.nvlink_bandwidth.unwrap_or(gpu.pcie_bandwidth) * f64::from(num_gpus),
     };
     if !(latency >= 0.0 && latency.is_finite()) {
         return Err(error::config(py, format!("link latency is {latency} s; it must be at least 0")));
@@ -158,20 +193,21 @@ fn link(
 
 #[pymethods]
 impl Cluster {
-    /// `tp` is per role: prefill, decode, mixed. `kv_tokens` replaces the capacity of every worker.
+    /// `parallel` is per role: prefill, decode, mixed. `kv_tokens` replaces the capacity of every worker.
     #[new]
-    #[pyo3(signature = (topology, model, gpu, latency_spec, tp, link_name, link_bandwidth, link_latency, network, delays, kv_tokens, block_tokens, max_batch, max_prefill_tokens, max_model_len, prefix_caching))]
+    #[pyo3(signature = (topology, model, gpu, latency_spec, parallel, link_name, link_bandwidth, link_latency, network, hand_over, delays, kv_tokens, block_tokens, max_batch, max_prefill_tokens, max_model_len, prefix_caching))]
     fn new(
         py: Python<'_>,
         topology: &str,
         model: &str,
         gpu: &str,
         latency_spec: LatencySpec<'_>,
-        tp: [u32; 3],
+        parallel: [Parallel; 3],
         link_name: Option<&str>,
         link_bandwidth: Option<f64>,
         link_latency: f64,
         network: Option<NetworkSpec>,
+        hand_over: HandOver,
         delays: (f64, f64),
         kv_tokens: Option<u64>,
         block_tokens: u32,
@@ -198,9 +234,9 @@ impl Cluster {
         let mut workers = Vec::new();
         let mut total_blocks = 0;
         for role in topology.roles() {
-            let tp = tp[role_index(role)];
+            let parallel = parallel[role_index(role)];
             let (latency, name) = match &latency_spec {
-                LatencySpec::Name(name) => (latency(py, name, &model, &gpu, tp)?, name.as_str()),
+                LatencySpec::Name(name) => (latency(py, name, &model, &gpu, parallel)?, name.as_str()),
                 LatencySpec::Table(table) => {
                     (Arc::clone(&table.get().0) as Arc<dyn LatencyModel>, "roofline")
                 }
@@ -211,7 +247,7 @@ impl Cluster {
             };
             let tokens = match kv_tokens {
                 Some(tokens) => tokens,
-                None => capacity(py, name, &model, &gpu, tp)?,
+                None => capacity(py, name, &model, &gpu, parallel)?,
             };
             let num_blocks = u32::try_from(tokens / u64::from(block_tokens)).unwrap_or(u32::MAX - 1);
             total_blocks += u64::from(num_blocks);
@@ -227,23 +263,35 @@ impl Cluster {
                     format!("KV capacity of {tokens} tokens is less than a block of {block_tokens}"),
                 ));
             }
-            workers.push(SimWorker { role, num_blocks, stages: 1, latency });
+            workers.push(SimWorker { role, num_blocks, stages: parallel.1, latency });
         }
-        let ranks: Vec<u32> = topology.roles().into_iter().map(|role| tp[role_index(role)]).collect();
+        let of_workers = |of: fn(Parallel) -> u32| -> Vec<u32> {
+            topology.roles().into_iter().map(|role| of(parallel[role_index(role)])).collect()
+        };
+        let (ranks, gpus) = (of_workers(|parallel| parallel.0), of_workers(Parallel::num_gpus));
         // A transfer is as wide as the narrower of its two ends.
-        let sending = ranks.iter().copied().min().unwrap_or(1);
+        let sending = gpus.iter().copied().min().unwrap_or(1);
         let links = match network {
-            Some(network) => Links::Shared(network.build(py, &gpu, &ranks)?),
+            Some(network) => Links::Shared(network.build(py, &gpu, &gpus)?),
             None => Links::Apart(link(py, &gpu, link_name, link_bandwidth, link_latency, sending)?),
         };
+        let HandOver(layer_groups, conversion) = hand_over;
+        if layer_groups > model.num_layers {
+            let message =
+                format!("layer_groups is {layer_groups}; {} has {} layers", model.name, model.num_layers);
+            return Err(error::config(py, message));
+        }
+        // Every byte is read and written once.
+        let by_memory = gpu.hbm_bandwidth * Efficiencies::default().kv_bandwidth / 2.0;
+        let conversion = Conversion { ranks, bandwidth: conversion.unwrap_or(by_memory) };
         let sim = SimCluster {
             workers,
             limits,
             prefix_caching,
             links,
             kv_bytes_per_token: model.kv_bytes_per_token(),
-            layer_groups: 1,
-            conversion: None,
+            layer_groups,
+            conversion: Some(conversion),
             delays: Delays {
                 decision: Nanos::from_secs_f64(delays.0),
                 role_switch: Nanos::from_secs_f64(delays.1),
@@ -255,7 +303,7 @@ impl Cluster {
             LatencySpec::Table(table) => Some(Arc::clone(&table.get().0)),
             _ => None,
         };
-        Ok(Cluster { topology, hardware: Some((model, gpu)), tp, sim, raised, table })
+        Ok(Cluster { topology, hardware: Some((model, gpu)), parallel, sim, raised, table })
     }
 
     /// A cluster like an engine: every step by `table`, KV over a measured link (bandwidth, latency),
@@ -304,7 +352,14 @@ impl Cluster {
             belief: None,
         };
         let table = Some(Arc::clone(&table.0));
-        Ok(Cluster { topology, hardware: None, tp: [1; 3], sim, raised: Raised::default(), table })
+        Ok(Cluster {
+            topology,
+            hardware: None,
+            parallel: [Parallel::NONE; 3],
+            sim,
+            raised: Raised::default(),
+            table,
+        })
     }
 
     /// The largest step that simulations asked the table for beyond what was measured: tokens, and
@@ -323,7 +378,7 @@ impl Cluster {
     /// GPUs over all workers.
     #[getter]
     fn num_gpus(&self) -> u32 {
-        self.topology.roles().into_iter().map(|role| self.tp[role_index(role)]).sum()
+        self.topology.roles().into_iter().map(|role| self.parallel[role_index(role)].num_gpus()).sum()
     }
 
     /// KV capacity of each worker, in tokens.
@@ -375,7 +430,7 @@ impl Cluster {
                 format!("belief {name:?}: this cluster was measured, nothing else is known of it"),
             )
         })?;
-        let model = |role: Role| latency(py, name, spec, gpu, self.tp[role_index(role)]);
+        let model = |role: Role| latency(py, name, spec, gpu, self.parallel[role_index(role)]);
         Ok(Belief {
             steps: self.topology.roles().into_iter().map(model).collect::<PyResult<_>>()?,
             link: self.sim.unloaded_link(),

@@ -135,7 +135,7 @@ pub const MEMORY_SHARE: f64 = 0.9;
 pub enum CapacityError {
     /// Weights leave no room for a single token.
     #[error(
-        "{model} needs {:.1} GB of weights on {tp} x {gpu}, of which {:.1} GB (0.9 of the memory) are usable: no room for KV; raise tp or take a larger GPU",
+        "{model} needs {:.1} GB of weights on {num_gpus} x {gpu}, of which {:.1} GB (0.9 of the memory) are usable: no room for KV; raise tp or pp, or take a larger GPU",
         *weight_bytes as f64 / 1e9,
         *usable_bytes as f64 / 1e9
     )]
@@ -145,30 +145,45 @@ pub enum CapacityError {
         /// The GPU.
         gpu: String,
         /// GPUs in the group.
-        tp: u32,
+        num_gpus: u32,
         /// Bytes of weights.
         weight_bytes: u64,
         /// Bytes the group may use.
         usable_bytes: u64,
     },
     /// A group of no GPUs.
-    #[error("tp = 0: a worker has at least 1 GPU")]
+    #[error("tp = 0 or pp = 0: a worker has at least 1 GPU")]
     NoGpu,
+    /// More pipeline stages than layers.
+    #[error("{model} has {num_layers} layers, which do not make pp = {pp} stages")]
+    Stages {
+        /// The model.
+        model: String,
+        /// Its layers.
+        num_layers: u32,
+        /// Stages.
+        pp: u32,
+    },
 }
 
-/// Tokens of KV that a group of `tp` GPUs holds beside the weights of `model`:
-/// (0.9 · memory · tp − weights) / bytes per token.
+/// Tokens of KV that `pp` stages of `tp` GPUs each hold beside the weights of `model`:
+/// (0.9 · memory · tp · pp − weights) / bytes per token.
 ///
 /// Where the KV heads do not go round (more ranks than heads, or the one latent of MLA), ranks
 /// hold copies, and a token takes so much more of the group's memory.
 ///
 /// # Errors
 /// [`CapacityError`], when the weights leave no room.
-pub fn kv_capacity_tokens(model: &ModelSpec, gpu: &GpuSpec, tp: u32) -> Result<u64, CapacityError> {
-    if tp == 0 {
+pub fn kv_capacity_tokens(model: &ModelSpec, gpu: &GpuSpec, tp: u32, pp: u32) -> Result<u64, CapacityError> {
+    let num_gpus = tp.saturating_mul(pp);
+    if num_gpus == 0 {
         return Err(CapacityError::NoGpu);
     }
-    let usable_bytes = (MEMORY_SHARE * gpu.hbm_bytes as f64 * f64::from(tp)) as u64;
+    if pp > model.num_layers {
+        let (model, num_layers) = (model.name.to_string(), model.num_layers);
+        return Err(CapacityError::Stages { model, num_layers, pp });
+    }
+    let usable_bytes = (MEMORY_SHARE * gpu.hbm_bytes as f64 * f64::from(num_gpus)) as u64;
     let weight_bytes = model.weight_bytes();
     let free = usable_bytes.saturating_sub(weight_bytes);
     let tokens = free as f64 / (model.kv_bytes_per_rank(tp) * f64::from(tp));
@@ -176,7 +191,7 @@ pub fn kv_capacity_tokens(model: &ModelSpec, gpu: &GpuSpec, tp: u32) -> Result<u
         return Err(CapacityError::NoRoom {
             model: model.name.to_string(),
             gpu: gpu.name.to_string(),
-            tp,
+            num_gpus,
             weight_bytes,
             usable_bytes,
         });
@@ -212,20 +227,29 @@ mod tests {
         let a100 = gpu("a100-80gb").unwrap();
         let opt = model("opt-13b").unwrap();
         for (tp, published) in [(1, 66_144.0), (2, 163_008.0), (4, 356_736.0)] {
-            let tokens = kv_capacity_tokens(&opt, &a100, tp).unwrap() as f64;
+            let tokens = kv_capacity_tokens(&opt, &a100, tp, 1).unwrap() as f64;
             assert!((tokens / published - 1.0).abs() < 0.06, "tp {tp}: {tokens} against {published}");
         }
+    }
+
+    /// Stages hold what as many ranks do.
+    #[test]
+    fn stages_add_their_memory() {
+        let (a100, opt) = (gpu("a100-80gb").unwrap(), model("opt-66b").unwrap());
+        assert_eq!(kv_capacity_tokens(&opt, &a100, 2, 2), kv_capacity_tokens(&opt, &a100, 4, 1));
     }
 
     #[test]
     fn weights_that_do_not_fit_are_refused_with_both_numbers() {
         let a100 = gpu("a100-80gb").unwrap();
         let opt = model("opt-66b").unwrap();
-        let error = kv_capacity_tokens(&opt, &a100, 1).unwrap_err();
+        let error = kv_capacity_tokens(&opt, &a100, 1, 1).unwrap_err();
         let message = error.to_string();
         assert!(message.contains("needs 131.4 GB") && message.contains("77.3 GB (0.9"), "{message}");
-        assert_eq!(kv_capacity_tokens(&opt, &a100, 0), Err(CapacityError::NoGpu));
-        assert!(kv_capacity_tokens(&opt, &a100, 2).is_ok());
+        assert_eq!(kv_capacity_tokens(&opt, &a100, 0, 1), Err(CapacityError::NoGpu));
+        let error = kv_capacity_tokens(&opt, &a100, 1, 65).unwrap_err().to_string();
+        assert_eq!(error, "opt-66b has 64 layers, which do not make pp = 65 stages");
+        assert!(kv_capacity_tokens(&opt, &a100, 2, 1).is_ok());
     }
 
     #[test]
@@ -235,7 +259,7 @@ mod tests {
         let (eight, sixteen) = (8, 16);
         let per_token = |tp: u32| {
             let free = MEMORY_SHARE * h200.hbm_bytes as f64 * f64::from(tp) - llama.weight_bytes() as f64;
-            free / kv_capacity_tokens(&llama, &h200, tp).unwrap() as f64
+            free / kv_capacity_tokens(&llama, &h200, tp, 1).unwrap() as f64
         };
         assert!((per_token(eight) - 131_072.0).abs() < 1.0);
         assert!((per_token(sixteen) - 262_144.0).abs() < 1.0);

@@ -10,6 +10,7 @@ mod least_squares;
 pub mod linear;
 pub mod models;
 pub mod names;
+pub mod pipeline;
 pub mod profiles;
 pub mod roofline;
 pub mod table;
