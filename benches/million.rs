@@ -1,6 +1,6 @@
 //! A million requests: CPU time, and memory beside the records, of the settings that simulators are
 //! compared in; few workers against a thousand; and a trace with prefix caching. One run each, on one
-//! thread; `KVRELAY_REQUESTS` for another number.
+//! thread; `KVRELAY_REQUESTS` for another number, `KVRELAY_CASE` for the cases whose names hold a text.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -150,7 +150,8 @@ fn main() {
         Case::many_workers(6, count),
         Case::many_workers(666, count),
     ];
-    for case in cases.into_iter().chain(Case::mooncake(9)) {
+    let wanted = std::env::var("KVRELAY_CASE").unwrap_or_default();
+    for case in cases.into_iter().chain(Case::mooncake(9)).filter(|case| case.name.contains(&wanted)) {
         case.measure();
     }
 }
