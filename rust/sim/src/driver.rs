@@ -4,141 +4,24 @@
 //! events of it; give them to the scheduler; carry out its actions, which plan more; let the
 //! watcher look; until nothing is left.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvrelay_core::cluster::{Role, WorkerId};
+use kvrelay_core::cluster::WorkerId;
 use kvrelay_core::event::{Action, Done, EndedRow, Event, Progress, TransferId};
-use kvrelay_core::kv::Naming;
-use kvrelay_core::latency::{LatencyModel, Link};
+use kvrelay_core::latency::LatencyModel;
 use kvrelay_core::policy::{Policy, PolicyFault};
 use kvrelay_core::record::{Detail, FinishReason, Log};
 use kvrelay_core::request::{Request, RequestId, Source};
-use kvrelay_core::scheduler::{Belief, Limits, Scheduler, Setup, WorkerConfig};
+use kvrelay_core::scheduler::Scheduler;
 use kvrelay_core::step::{Run, Seq};
-use kvrelay_core::time::{Nanos, PicoClock, Picos, Time};
+use kvrelay_core::time::{PicoClock, Picos, Time};
 use kvrelay_core::watch::Watch;
 
-use crate::flows::Flows;
-use crate::network::Network;
+use crate::cluster::{Neighbours, SimCluster, SimWorker};
 use crate::queue::{Planned, Queue};
 use crate::run::{Asking, SimRun, event_time, has_prefill};
-use crate::transfer::{Conversion, LastChunk, alone, parts};
-
-/// A simulated worker.
-#[derive(Clone)]
-pub struct SimWorker {
-    /// What it does.
-    pub role: Role,
-    /// KV blocks it has.
-    pub num_blocks: u32,
-    /// Pipeline stages, each an equal part of every step: so many runs may be under way at once.
-    pub stages: u32,
-    /// How long its steps take, in truth, through all stages.
-    pub latency: Arc<dyn LatencyModel>,
-}
-
-/// What KV is transferred over.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Links {
-    /// Every transfer has a link to itself.
-    Apart(Link),
-    /// Transfers share a network; it fits the cluster's workers (see [`Network::check`]).
-    Shared(Network),
-}
-
-/// What passes between an order and the first step of its run, as part of that step's time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Delays {
-    /// Before every run: the time that a scheduler takes to decide, and to tell.
-    pub decision: Nanos,
-    /// Before the first run after a change of role: weights, graphs, pools.
-    pub role_switch: Nanos,
-}
-
-/// Workers that share a machine's memory or a device, and slow each other down while they compute.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Neighbours {
-    /// The machine of each worker.
-    pub machines: Vec<u32>,
-    /// How much longer a step with prompts takes for each other worker of its machine that computes: 0.5
-    /// is half as long again.
-    pub prefill: f64,
-    /// The same of a step that only decodes.
-    pub decode: f64,
-}
-
-impl Neighbours {
-    fn slowdown(&self, has_prefill: bool, others: u32) -> f64 {
-        1.0 + f64::from(others) * if has_prefill { self.prefill } else { self.decode }
-    }
-}
-
-/// A simulated cluster.
-#[derive(Clone)]
-pub struct SimCluster {
-    /// Workers, in order.
-    pub workers: Vec<SimWorker>,
-    /// Limits on batches.
-    pub limits: Limits,
-    /// Whether prompts share the KV of equal prefixes.
-    pub prefix_caching: bool,
-    /// What KV is transferred over.
-    pub links: Links,
-    /// Groups of layers in which KV leaves while its prompt's last chunk is computed; after the prompt
-    /// when 1.
-    pub layer_groups: u32,
-    /// What KV takes to be laid out anew between workers of unlike ranks; nothing when `None`.
-    pub conversion: Option<Conversion>,
-    /// What passes before a run can begin.
-    pub delays: Delays,
-    /// Workers that share a machine and slow each other down; none when `None`.
-    pub neighbours: Option<Neighbours>,
-    /// Bytes of KV per token.
-    pub kv_bytes_per_token: u64,
-    /// What the policy predicts with; the truth when `None`.
-    pub belief: Option<Belief>,
-}
-
-impl SimCluster {
-    /// The slowest link that a transfer between two of its workers may have to itself: what policies
-    /// believe of a network.
-    pub fn unloaded_link(&self) -> Link {
-        let network = match &self.links {
-            Links::Apart(link) => return *link,
-            Links::Shared(network) => network,
-        };
-        let index = |index: usize| WorkerId(index as u32);
-        let ends = |takes: fn(Role) -> bool| {
-            let fits = move |(_, worker): &(usize, &SimWorker)| takes(worker.role);
-            self.workers.iter().enumerate().filter(fits).map(move |(at, _)| index(at))
-        };
-        let pairs = ends(Role::takes_prompts).flat_map(|from| ends(Role::decodes).map(move |to| (from, to)));
-        let links = pairs.filter(|(from, to)| from != to).map(|(from, to)| network.unloaded(from, to));
-        links.min_by(|a, b| a.bandwidth.total_cmp(&b.bandwidth)).unwrap_or(Link::INSTANT)
-    }
-
-    fn setup(&self, name_all: bool) -> Setup {
-        let truth = || Belief {
-            steps: self.workers.iter().map(|worker| Arc::clone(&worker.latency)).collect(),
-            link: self.unloaded_link(),
-            kv_bytes_per_token: self.kv_bytes_per_token,
-        };
-        let config = |worker: &SimWorker| WorkerConfig {
-            role: worker.role,
-            num_blocks: worker.num_blocks,
-            stages: worker.stages,
-        };
-        Setup {
-            workers: self.workers.iter().map(config).collect(),
-            limits: self.limits.clone(),
-            prefix_caching: self.prefix_caching,
-            early_transfers: self.layer_groups > 1,
-            naming: if name_all { Naming::All } else { Naming::Shareable },
-            belief: self.belief.clone().unwrap_or_else(truth),
-        }
-    }
-}
+use crate::transfer::{LastChunk, parts};
+use crate::wires::Wires;
 
 /// Something that goes wrong on purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -259,16 +142,6 @@ struct Worker {
     ready_at: Time,
 }
 
-/// What transfers are under way on.
-enum Wires {
-    Apart(Link),
-    Shared {
-        flows: Flows,
-        /// When the latest look at them is planned.
-        looks_at: Option<Time>,
-    },
-}
-
 struct Driver<'a> {
     cluster: &'a SimCluster,
     options: &'a Options,
@@ -276,7 +149,6 @@ struct Driver<'a> {
     queue: Queue,
     workers: Vec<Worker>,
     runs: Runs,
-    transfers: BTreeSet<TransferId>,
     wires: Wires,
     /// Per arrival: true output length, tokens produced.
     outputs: Vec<(u32, u32)>,
@@ -366,13 +238,7 @@ impl<'a> Driver<'a> {
             queue,
             workers: cluster.workers.iter().map(worker).collect(),
             runs: Runs(Arc::new(Mutex::new(vec![Vec::new(); cluster.workers.len()]))),
-            transfers: BTreeSet::new(),
-            wires: match &cluster.links {
-                Links::Apart(link) => Wires::Apart(*link),
-                Links::Shared(network) => {
-                    Wires::Shared { flows: Flows::new(network.clone()), looks_at: None }
-                }
-            },
+            wires: Wires::new(&cluster.links),
             outputs: Vec::new(),
             over: 0,
         }
@@ -392,11 +258,14 @@ impl<'a> Driver<'a> {
             match planned {
                 Planned::RunEnds { worker, seq, version } => self.run_ends(now, worker, seq, version, events),
                 Planned::StageFree { worker, seq } => events.push(Event::Ready { worker, seq }),
-                Planned::TransferEnds { id } if self.transfers.remove(&id) => {
+                Planned::TransferEnds { id } if self.wires.remove(id) => {
                     events.push(Event::Transferred { id })
                 }
                 Planned::TransferEnds { .. } => {}
-                Planned::Flows => self.flows_move(now, events),
+                Planned::Flows => {
+                    let ended = self.wires.take_ended(now, &mut self.queue);
+                    events.extend(ended.into_iter().map(|id| Event::Transferred { id }));
+                }
                 Planned::TransferFails { id, quiesced } => events.push(Event::Failed { id, quiesced }),
                 Planned::Wake => events.push(Event::Wake),
                 Planned::Inject(injection) => self.inject(now, injection, events),
@@ -492,8 +361,8 @@ impl<'a> Driver<'a> {
                 self.neighbours_change(now, id);
             }
             Injection::FailTransfers { quiesced } => {
-                for id in std::mem::take(&mut self.transfers) {
-                    self.stop_flow(now, id);
+                for id in self.wires.under_way() {
+                    self.wires.stop(now, id, &mut self.queue);
                     events.push(Event::Failed { id, quiesced });
                 }
             }
@@ -515,8 +384,7 @@ impl<'a> Driver<'a> {
             }
             Action::Abort { id } => {
                 // One that has failed already confirms that its writer has stopped.
-                self.transfers.remove(&id);
-                self.stop_flow(now, id);
+                self.wires.stop(now, id, &mut self.queue);
                 self.queue.push(now, Planned::TransferFails { id, quiesced: true });
             }
             Action::WakeAt(at) => self.queue.push(at, Planned::Wake),
@@ -552,45 +420,7 @@ impl<'a> Driver<'a> {
         if let Some(conversion) = conversion {
             conversion.delay(from, to, &mut parts);
         }
-        self.transfers.insert(id);
-        match &mut self.wires {
-            Wires::Apart(link) => self.queue.push(alone(*link, &parts), Planned::TransferEnds { id }),
-            Wires::Shared { flows, .. } => {
-                flows.begin(now, id, from, to, parts);
-                self.plan_flows();
-            }
-        }
-    }
-
-    /// Looks again when a transfer ends or begins, unless that is planned.
-    fn plan_flows(&mut self) {
-        let Wires::Shared { flows, looks_at } = &mut self.wires else { return };
-        let next = flows.next_at();
-        if let Some(at) = next.filter(|_| next != *looks_at) {
-            self.queue.push(at, Planned::Flows);
-        }
-        *looks_at = next;
-    }
-
-    fn stop_flow(&mut self, now: Time, id: TransferId) {
-        if let Wires::Shared { flows, .. } = &mut self.wires {
-            flows.abort(now, id);
-            self.plan_flows();
-        }
-    }
-
-    fn flows_move(&mut self, now: Time, events: &mut Vec<Event>) {
-        let Wires::Shared { flows, looks_at } = &mut self.wires else { return };
-        // One planned for shares that have changed since finds nothing.
-        if *looks_at != Some(now) {
-            return;
-        }
-        *looks_at = None;
-        for id in flows.take_ended(now) {
-            self.transfers.remove(&id);
-            events.push(Event::Transferred { id });
-        }
-        self.plan_flows();
+        self.wires.begin(now, id, (from, to), parts, &mut self.queue);
     }
 
     fn start_run(&mut self, now: Time, id: WorkerId, seq: Seq, run: Run) {

@@ -1,5 +1,6 @@
 //! The virtual-time driver of the kvrelay scheduler, and searches over it.
 
+mod cluster;
 mod driver;
 mod flows;
 pub mod network;
@@ -7,8 +8,8 @@ mod queue;
 mod run;
 pub mod search;
 mod transfer;
+mod wires;
 
-pub use driver::{
-    Delays, Injection, Links, Neighbours, Options, SimCluster, SimError, SimWorker, Simulation, simulate,
-};
+pub use cluster::{Delays, Links, Neighbours, SimCluster, SimWorker};
+pub use driver::{Injection, Options, SimError, Simulation, simulate};
 pub use transfer::Conversion;
