@@ -25,39 +25,39 @@ struct Fragments {
     unsigned a[4], b[2];
 };
 
-inline float element(unsigned word, int high, bf16*) {
-    const unsigned bits = high != 0 ? (word & 0xffff0000u) : (word << 16);
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
+// Two neighbours of a register.
+template <class T>
+struct Pair {
+    float low, high;
 
-inline float element(unsigned word, int high, f16*) {
-    const unsigned short bits = static_cast<unsigned short>(high != 0 ? word >> 16 : word & 0xffffu);
-    f16 value;
-    std::memcpy(&value, &bits, sizeof value);
-    return __half2float(value);
-}
+    explicit Pair(unsigned word) {
+        T elements[2];
+        std::memcpy(elements, &word, sizeof word);
+        low = static_cast<float>(elements[0]);
+        high = static_cast<float>(elements[1]);
+    }
+};
 
-// Lane 4g + t holds of A the rows g and g + 8, of B the column g, in both the depths 2t, 2t + 1, 2t + 8 and
-// 2t + 9; of D the columns 2t and 2t + 1 of those rows (PTX ISA, "Matrix Fragments for mma.m16n8k16").
+// Lane 4g + t holds of A the rows g and g + 8, of B the column g, of both the depths 2t, 2t + 1, 2t + 8 and 2t + 9;
+// of D the columns 2t and 2t + 1 of those rows (PTX ISA, "Matrix Fragments for mma.m16n8k16").
 template <class T>
 inline void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     const Fragments mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-    const auto all = kvrelay_emulated::exchange(FULL_WARP, &mine, sizeof mine);
+    const auto all = kvrelay_emulated::exchange(FULL_WARP, mine);
     const int row = kvrelay_emulated::lane() / 4, column = kvrelay_emulated::lane() % 4 * 2;
-    for (int i = 0; i < 4; ++i) {
-        float sum = 0.0f;
-        for (int k = 0; k < 16; ++k) {
-            const int holder = k % 8 / 2, upper = k / 8;
-            Fragments of_a, of_b;
-            std::memcpy(&of_a, all[row * 4 + holder], sizeof of_a);
-            std::memcpy(&of_b, all[(column + i % 2) * 4 + holder], sizeof of_b);
-            const T* type = nullptr;
-            sum += element(of_a.a[upper * 2 + i / 2], k % 2, const_cast<T*>(type)) *
-                   element(of_b.b[upper], k % 2, const_cast<T*>(type));
+    float sums[4] = {};
+    for (int holder = 0; holder < 4; ++holder) {
+        const Fragments of_a = all[row * 4 + holder];
+        const Fragments of_b[2] = {all[column * 4 + holder], all[column * 4 + 4 + holder]};
+        for (int i = 0; i < 4; ++i) {
+            for (int upper = 0; upper < 2; ++upper) {
+                const Pair<T> x(of_a.a[upper * 2 + i / 2]), y(of_b[i % 2].b[upper]);
+                sums[i] += x.low * y.low + x.high * y.high;
+            }
         }
-        d[i] += sum;
+    }
+    for (int i = 0; i < 4; ++i) {
+        d[i] += sums[i];
     }
 }
 
@@ -97,15 +97,13 @@ __device__ __forceinline__ void mma_16x8x16<f16>(float (&d)[4], const unsigned (
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(unsigned (&r)[4], const void* row) {
 #ifdef KVRELAY_EMULATED
-    const auto all = kvrelay_emulated::exchange(FULL_WARP, &row, sizeof row);
+    const auto all = kvrelay_emulated::exchange(FULL_WARP, static_cast<const unsigned short*>(row));
     const int major = kvrelay_emulated::lane() / 4, minor = kvrelay_emulated::lane() % 4 * 2;
     for (int j = 0; j < 4; ++j) {
         unsigned short pair[2];
         for (int e = 0; e < 2; ++e) {
             const int from = TRANSPOSED ? minor + e : major, column = TRANSPOSED ? major : minor + e;
-            const unsigned short* named;
-            std::memcpy(&named, all[j * 8 + from], sizeof named);
-            pair[e] = named[column];
+            pair[e] = all[j * 8 + from][column];
         }
         r[j] = pair[0] | static_cast<unsigned>(pair[1]) << 16;
     }
@@ -131,7 +129,7 @@ __device__ __forceinline__ void load_matrices(unsigned (&r)[4], const void* row)
 // the group that the next copy_commit closes.
 __device__ __forceinline__ void copy_16(void* to, const void* from, bool valid) {
 #ifdef KVRELAY_EMULATED
-    kvrelay_emulated::copy_later(to, from, 16, valid ? 16 : 0);
+    kvrelay_emulated::copy_async(to, from, 16, valid ? 0 : 16);
 #else
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
     const int bytes = valid ? 16 : 0;
@@ -141,7 +139,7 @@ __device__ __forceinline__ void copy_16(void* to, const void* from, bool valid) 
 
 __device__ __forceinline__ void copy_commit() {
 #ifdef KVRELAY_EMULATED
-    kvrelay_emulated::copy_commit();
+    kvrelay_emulated::copy_async_commit();
 #else
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
@@ -151,7 +149,7 @@ __device__ __forceinline__ void copy_commit() {
 template <int PENDING>
 __device__ __forceinline__ void copy_wait() {
 #ifdef KVRELAY_EMULATED
-    kvrelay_emulated::copy_wait(PENDING);
+    kvrelay_emulated::copy_async_wait(PENDING);
 #else
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 #endif

@@ -17,10 +17,30 @@ constexpr int DIGITS = 256;
 // Ids of a piece of the walk by id, and how many pieces there may be.
 constexpr int PIECE = 1024;
 constexpr int PIECES = 512;
-// The largest weight: 2^19 of them still fit 63 bits.
-constexpr double UNIT = 17592186044416.0;
+// The largest weight is 2^44, and that many of it still fit 64 bits.
+static_assert(static_cast<long long>(PIECE) * PIECES <= 1 << 19, "weights add up to less than 2^64");
 
 using u64 = unsigned long long;
+
+// e^x in units of 2^-44, rounded, for x of at most 0: 0 below -32, where it is less than half a unit. Exact to some 1e-15,
+// and in explicit roundings, so that every device has the same weights.
+__device__ __forceinline__ u64 exp_units(double x) {
+    if (!(x > -32.0)) {
+        return 0;
+    }
+    const double n = rint(x * 1.4426950408889634);
+    // ln 2 in two parts, of which the first is short, so that its product with n is exact.
+    double r = __fma_rn(n, -0.6931471803691238, x);
+    r = __fma_rn(n, -1.9082149292705877e-10, r);
+    // 1 + r (1 + r/2 (1 + r/3 (...))): |r| is at most ln(2) / 2, where the next term is below 2^-57.
+    double mantissa = 1.0;
+#pragma unroll
+    for (int i = 13; i > 0; --i) {
+        mantissa = __fma_rn(__dmul_rn(mantissa, r), 1.0 / i, 1.0);
+    }
+    const double power = __longlong_as_double(static_cast<long long>(n + 44.0 + 1023.0) << 52);
+    return static_cast<u64>(__fma_rn(mantissa, power, 0.5));
+}
 
 struct Row {
     const float* logits;
@@ -30,7 +50,7 @@ struct Row {
 
     __device__ __forceinline__ u64 weight(float logit) const {
         const double distance = static_cast<double>(logit) - static_cast<double>(largest);
-        return static_cast<u64>(exp(distance * inverse_temperature) * UNIT + 0.5);
+        return exp_units(distance * inverse_temperature);
     }
 };
 
@@ -80,7 +100,7 @@ __device__ __forceinline__ int largest_or_wrong(const float* logits, int vocab) 
         // Adding 0 turns -0 into +0 and changes nothing else.
         const u64 mine = rank(logit + 0.0f, id);
         best = mine > best ? mine : best;
-        if (!isfinite(logit)) {
+        if (!(fabsf(logit) < INFINITY)) {
             const u64 first = 0xffffffffu - static_cast<unsigned>(id);
             wrong = first > wrong ? first : wrong;
         }
