@@ -31,39 +31,43 @@ struct Partial {
     float largest[GROUP], sum[GROUP], out[GROUP][8];
 };
 
-template <class T, int GROUP>
-__device__ __forceinline__ void load_queries(float (&queries)[GROUP][8], const T* q, int head_dim, int heads,
-                                             int element, bool active, float scale) {
+// A lane's elements of the queries, as they are stored: as f32 they would take half of a thread's registers.
+template <int GROUP>
+struct Queries {
+    uint4 words[GROUP];
+
+    // `q` is the first head's query; zeros for heads that are not there and lanes that have no elements.
+    template <class T>
+    __device__ __forceinline__ void load(const T* q, int head_dim, int heads, int element, bool active) {
 #pragma unroll
-    for (int g = 0; g < GROUP; ++g) {
-        const bool valid = active && g < heads;
-        const auto* from = reinterpret_cast<const uint4*>(q + (valid ? g * head_dim + element : 0));
-        unpack_8<T>(valid ? *from : make_uint4(0, 0, 0, 0), queries[g]);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            queries[g][i] *= scale;
+        for (int g = 0; g < GROUP; ++g) {
+            const bool valid = active && g < heads;
+            const auto* from = reinterpret_cast<const uint4*>(q + (valid ? g * head_dim + element : 0));
+            words[g] = valid ? *from : make_uint4(0, 0, 0, 0);
         }
     }
-}
+};
 
-// Adds one token to what a part knows; `valid` is the same in all its lanes, `active` whether this lane has elements.
+// Adds one token to what a part knows; `valid` is the same in all its lanes.
 template <class T, int HEAD, int GROUP>
-__device__ __forceinline__ void add_token(Partial<GROUP>& part, const float (&queries)[GROUP][8], const uint4& key_word,
-                                          const uint4& value_word, bool valid) {
+__device__ __forceinline__ void add_token(Partial<GROUP>& part, const Queries<GROUP>& queries, const uint4& key_word,
+                                          const uint4& value_word, bool valid, float scale) {
     float key[8], value[8];
     unpack_8<T>(key_word, key);
     unpack_8<T>(value_word, value);
 #pragma unroll
     for (int g = 0; g < GROUP; ++g) {
-        float score = 0.0f;
+        float query[8], score = 0.0f;
+        unpack_8<T>(queries.words[g], query);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            score += queries[g][i] * key[i];
+            score += query[i] * key[i];
         }
 #pragma unroll
         for (int distance = Shape<HEAD>::LANES / 2; distance > 0; distance /= 2) {
             score += __shfl_xor_sync(FULL_WARP, score, distance);
         }
+        score *= scale;
         const float largest = valid ? fmaxf(part.largest[g], score) : part.largest[g];
         const float shrink = exp2_fast(part.largest[g] - largest);
         const float weight = valid ? exp2_fast(score - largest) : 0.0f;
@@ -130,8 +134,8 @@ __device__ __forceinline__ void attend(float* outputs, float* sums, const T* q, 
     using S = Shape<HEAD>;
     const int part = threadIdx.x / S::LANES, word = threadIdx.x % S::LANES;
     const bool active = word < S::WORDS;
-    float queries[GROUP][8];
-    load_queries<T, GROUP>(queries, q, HEAD, task.heads, word * 8, active, scale);
+    Queries<GROUP> queries;
+    queries.load(q, HEAD, task.heads, word * 8, active);
     Partial<GROUP> mine;
 #pragma unroll
     for (int g = 0; g < GROUP; ++g) {
@@ -157,7 +161,7 @@ __device__ __forceinline__ void attend(float* outputs, float* sums, const T* q, 
     for (int base = task.begin; base < task.end; base += S::PARTS) {
         const uint4 key = next_key, value = next_value;
         read(base + part + S::PARTS);
-        add_token<T, HEAD, GROUP>(mine, queries, key, value, base + part < task.end);
+        add_token<T, HEAD, GROUP>(mine, queries, key, value, base + part < task.end, scale);
     }
     store<HEAD, GROUP>(outputs, sums, mine, task.heads, head_stride);
 }
