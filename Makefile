@@ -73,11 +73,26 @@ demo: develop ## A real model and the published example: TTFT, TPOT, goodput, on
 	@$(BIN)/kvrelay demo
 
 .PHONY: test
-test: lint test-rust stubs-check test-python ## All tests: lints, Rust, stubs, pytest with doctests
+test: lint test-rust test-cuda stubs-check test-python ## All tests: lints, Rust, stubs, pytest with doctests
 
 .PHONY: test-rust
 test-rust: $(VENV)/.model $(KERNELS) ## Rust tests
 	KVRELAY_DEMO_GGUF=$$($(FIND_DEMO_MODEL)) $(CARGO) test --quiet --release $(CARGO_FLAGS)
+
+EMULATED := $(CUDA)/emulated
+BUILD_EMULATOR := $(BIN)/python rust/emulator/build_emulator.py --out $(CUDA)
+WRONG := rust/emulator/wrong
+
+.PHONY: emulated-cuda
+emulated-cuda: $(FATBIN) # The emulator, with the kernels, and with those that are wrong on purpose.
+	@$(BUILD_EMULATOR)
+	@$(BIN)/python rust/kernels/build_kernels.py --out $(CUDA) --sources $(WRONG) --name wrong --ptx-only
+	@$(BUILD_EMULATOR) --sources $(WRONG) --manifest $(CUDA)/wrong.json --name wrong
+
+.PHONY: test-cuda
+test-cuda: emulated-cuda ## The CUDA kernels and their emulator, run on the CPU
+	KVRELAY_EMULATED_CUDA=$(EMULATED) $(CARGO) test --quiet --release $(CARGO_FLAGS) \
+		--package kvrelay-emulator --package kvrelay-kernels
 
 .PHONY: test-python
 test-python: $(VENV)/.test $(VENV)/.extension $(VENV)/.model ## pytest, doctests included
