@@ -80,25 +80,30 @@ __device__ __forceinline__ void add_token(Partial<GROUP>& part, const Queries<GR
     }
 }
 
+// Where the parts of a block meet, in shared memory.
+template <int HEAD, int GROUP>
+struct Meeting {
+    alignas(16) float out[Shape<HEAD>::PARTS][GROUP][HEAD];
+    float largest[Shape<HEAD>::PARTS][GROUP], sum[Shape<HEAD>::PARTS][GROUP];
+};
+
 // Adds the parts of a block in order, and writes the split's output, not yet divided by its sum, and {largest, sum}.
 template <int HEAD, int GROUP>
-__device__ __forceinline__ void store(float* outputs, float* sums, const Partial<GROUP>& mine, int heads,
-                                      long long head_stride) {
+__device__ __forceinline__ void store(float* outputs, float* sums, Meeting<HEAD, GROUP>& meeting,
+                                      const Partial<GROUP>& mine, int heads, long long head_stride) {
     using S = Shape<HEAD>;
-    __shared__ float out[S::PARTS][GROUP][HEAD];
-    __shared__ float largest[S::PARTS][GROUP], sum[S::PARTS][GROUP];
     const int part = threadIdx.x / S::LANES, word = threadIdx.x % S::LANES;
 #pragma unroll
     for (int g = 0; g < GROUP; ++g) {
         if (word == 0) {
-            largest[part][g] = mine.largest[g];
-            sum[part][g] = mine.sum[g];
+            meeting.largest[part][g] = mine.largest[g];
+            meeting.sum[part][g] = mine.sum[g];
         }
         if (word < S::WORDS) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                out[part][g][word * 8 + i] = mine.out[g][i];
-            }
+            auto* to = reinterpret_cast<float4*>(&meeting.out[part][g][word * 8]);
+            const float(&from)[8] = mine.out[g];
+            to[0] = make_float4(from[0], from[1], from[2], from[3]);
+            to[1] = make_float4(from[4], from[5], from[6], from[7]);
         }
     }
     __syncthreads();
@@ -106,12 +111,12 @@ __device__ __forceinline__ void store(float* outputs, float* sums, const Partial
         const int g = i / HEAD, d = i % HEAD;
         float top = LOWEST, weights = 0.0f, output = 0.0f;
         for (int p = 0; p < S::PARTS; ++p) {
-            top = fmaxf(top, largest[p][g]);
+            top = fmaxf(top, meeting.largest[p][g]);
         }
         for (int p = 0; p < S::PARTS; ++p) {
-            const float shrink = exp2_fast(largest[p][g] - top);
-            weights += sum[p][g] * shrink;
-            output += out[p][g][d] * shrink;
+            const float shrink = exp2_fast(meeting.largest[p][g] - top);
+            weights += meeting.sum[p][g] * shrink;
+            output += meeting.out[p][g][d] * shrink;
         }
         outputs[g * head_stride * HEAD + d] = output;
         if (d == 0) {
@@ -129,7 +134,7 @@ struct Task {
 };
 
 template <class T, int HEAD, int GROUP>
-__device__ __forceinline__ void attend(float* outputs, float* sums, const T* q, const PagedKv<const T>& kv,
+__device__ __forceinline__ void attend(float* outputs, float* sums, Meeting<HEAD, GROUP>& meeting, const T* q, const PagedKv<const T>& kv,
                                        const Task& task, long long head_stride, float scale) {
     using S = Shape<HEAD>;
     const int part = threadIdx.x / S::LANES, word = threadIdx.x % S::LANES;
@@ -163,7 +168,7 @@ __device__ __forceinline__ void attend(float* outputs, float* sums, const T* q, 
         read(base + part + S::PARTS);
         add_token<T, HEAD, GROUP>(mine, queries, key, value, base + part < task.end, scale);
     }
-    store<HEAD, GROUP>(outputs, sums, mine, task.heads, head_stride);
+    store(outputs, sums, meeting, mine, task.heads, head_stride);
 }
 
 }  // namespace decode
@@ -187,8 +192,9 @@ __device__ __forceinline__ void attend(float* outputs, float* sums, const T* q, 
         const decode::Task task = {tables + static_cast<size_t>(sequence) * max_blocks, kv_head, first_head,      \
                                    min(GROUP, group - in_group), begin, min(length, begin + split_tokens)};       \
         const PagedKv<const T> kv = {layer, block_stride, block_size, kv_heads, HEAD};                            \
+        __shared__ decode::Meeting<HEAD, GROUP> meeting;                                                          \
         const size_t place = (static_cast<size_t>(row) * q_heads + first_head) * max_splits + split;              \
-        decode::attend<T, HEAD, GROUP>(outputs + place * HEAD, sums + place * 2,                                  \
+        decode::attend<T, HEAD, GROUP>(outputs + place * HEAD, sums + place * 2, meeting,                         \
                                        q + row * q_stride + first_head * HEAD, kv, task, max_splits, scale);      \
     }
 

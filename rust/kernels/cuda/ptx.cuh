@@ -167,3 +167,19 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 #endif
 }
+
+// 1 / x within a unit in the last place, for x normal and not so large that it vanishes. Division is a call, for
+// which a kernel that is short of registers would have to save some.
+__device__ __forceinline__ double reciprocal(double x) {
+#ifdef KVRELAY_EMULATED
+    return 1.0 / x;
+#else
+    double y;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
+    // Newton's step doubles the 20 bits that are right, twice.
+    for (int step = 0; step < 2; ++step) {
+        y = __fma_rn(y, __fma_rn(-x, y, 1.0), y);
+    }
+    return y;
+#endif
+}

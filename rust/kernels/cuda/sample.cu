@@ -277,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(sampling::THREADS)
     int token = sampling::largest_or_wrong(row_logits, vocab);
     if (token >= 0 && temperatures[r] > 0.0f) {
         const sampling::Row row = {row_logits, vocab, row_logits[token],
-                                   1.0 / static_cast<double>(temperatures[r])};
+                                   reciprocal(static_cast<double>(temperatures[r]))};
         const unsigned long long draw = philox_draw(seeds[r], positions[r]);
         const bool cut = (top_ks[r] > 0 && top_ks[r] < vocab) || top_ps[r] < 1.0f;
         token = cut ? sampling::walk_ranks(row, top_ks[r], top_ps[r], draw) : sampling::walk_ids(row, draw);

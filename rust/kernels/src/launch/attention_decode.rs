@@ -146,12 +146,20 @@ impl<T: Element> AttentionDecode<'_, T> {
         let tables = match &self.rows.sequences {
             Some(sequences) => {
                 check.equal("sequences", rows, sequences.len())?;
-                check.multiple("block numbers of tables", self.rows.max_blocks.max(1), self.rows.tables.len())?;
+                check.multiple(
+                    "block numbers of tables",
+                    self.rows.max_blocks.max(1),
+                    self.rows.tables.len(),
+                )?;
                 self.rows.tables.len() / self.rows.max_blocks.max(1)
             }
             None => rows,
         };
-        check.equal("block numbers of tables", elements([tables, self.rows.max_blocks]), self.rows.tables.len())?;
+        check.equal(
+            "block numbers of tables",
+            elements([tables, self.rows.max_blocks]),
+            self.rows.tables.len(),
+        )?;
         check.at_most("max_length", elements([self.rows.max_blocks, layout.block_size]), plan.max_length)?;
         let [outputs, sums] = plan.workspace_len(rows, self.q_heads, layout.head_dim);
         check.at_least("elements of outputs", outputs, self.outputs.len())?;

@@ -16,12 +16,7 @@ impl Check<'_> {
         if found == expected { Ok(()) } else { self.refuse(what, expected.to_string(), found) }
     }
 
-    pub(super) fn at_least(
-        &self,
-        what: &'static str,
-        least: usize,
-        found: usize,
-    ) -> Result<(), LaunchError> {
+    pub(super) fn at_least(&self, what: &'static str, least: usize, found: usize) -> Result<(), LaunchError> {
         if found >= least { Ok(()) } else { self.refuse(what, format!("at least {least}"), found) }
     }
 

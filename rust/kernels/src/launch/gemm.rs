@@ -94,7 +94,9 @@ impl<T: Element> Gemm<'_, T> {
         arguments.arg(&m).arg(&n).arg(&k).arg(&stride).arg(&wide);
         let grid = [self.outputs.div_ceil(shape.columns), self.rows.div_ceil(shape.rows), 1];
         // SAFETY: the views have the shapes that were checked.
-        unsafe { enqueue(&name, &mut arguments, &Geometry { grid, threads: shape.threads, shared: shape.shared }) }
+        unsafe {
+            enqueue(&name, &mut arguments, &Geometry { grid, threads: shape.threads, shared: shape.shared })
+        }
     }
 
     fn check(&self, check: &Check<'_>) -> Result<(), LaunchError> {

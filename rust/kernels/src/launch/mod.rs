@@ -152,10 +152,12 @@ impl Kernels {
         let function = self.module.function(name)?;
         if dynamic_shared > DYNAMIC_WITHOUT_OPT_IN {
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            function.set_attribute(attribute, dynamic_shared as i32).map_err(|error| LaunchError::Driver {
-                kernel: name.to_owned(),
-                doing: "asking for shared memory",
-                error: error.into(),
+            function.set_attribute(attribute, dynamic_shared as i32).map_err(|error| {
+                LaunchError::Driver {
+                    kernel: name.to_owned(),
+                    doing: "asking for shared memory",
+                    error: error.into(),
+                }
             })?;
         }
         functions.insert(name.to_owned(), function.clone());
@@ -187,7 +189,8 @@ unsafe fn enqueue(
     geometry: &Geometry,
 ) -> Result<(), LaunchError> {
     let [x, y, z] = geometry.grid;
-    let limits = [("blocks in x", x, i32::MAX as usize), ("blocks in y", y, MAX_GRID), ("blocks in z", z, MAX_GRID)];
+    let limits =
+        [("blocks in x", x, i32::MAX as usize), ("blocks in y", y, MAX_GRID), ("blocks in z", z, MAX_GRID)];
     for (what, found, limit) in limits {
         if !(1..=limit).contains(&found) {
             let (kernel, expected) = (kernel.to_owned(), format!("between 1 and {limit}"));

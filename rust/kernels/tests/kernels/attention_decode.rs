@@ -4,8 +4,8 @@
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
 use kvrelay_kernels::launch::{
-    AttentionDecode, AttentionDecodeCombine, DecodePlan, DecodeRows, Element, HEAD_DIMS, INVARIANT_SPLIT_TOKENS,
-    KvLayout, Split,
+    AttentionDecode, AttentionDecodeCombine, DecodePlan, DecodeRows, Element, HEAD_DIMS,
+    INVARIANT_SPLIT_TOKENS, KvLayout, Split,
 };
 
 use crate::device::Device;
@@ -16,7 +16,7 @@ use crate::paged::Pool;
 /// Lengths around a block, a part's share and a split; a padded row.
 const LENGTHS: [usize; 7] = [1, 15, 16, 17, 0, INVARIANT_SPLIT_TOKENS, INVARIANT_SPLIT_TOKENS + 3];
 
-pub fn check(device: &Device) {
+pub(crate) fn check(device: &Device) {
     for head_dim in HEAD_DIMS {
         for (q_heads, kv_heads) in [(2, 2), (2, 1), (4, 1), (8, 1)] {
             let layout = KvLayout { block_size: 16, num_layers: 2, kv_heads, head_dim };
@@ -120,7 +120,8 @@ fn one<T: Element>(device: &Device, layout: KvLayout, q_heads: usize, lengths: &
         for head in 0..q_heads {
             let [keys, values] = pool.keys_and_values(row, head / (q_heads / kv_heads), length);
             for s in 0..length.div_ceil(plan.split_tokens) {
-                let tokens = s * plan.split_tokens * head_dim..length.min((s + 1) * plan.split_tokens) * head_dim;
+                let tokens =
+                    s * plan.split_tokens * head_dim..length.min((s + 1) * plan.split_tokens) * head_dim;
                 let query = &q[row * stride + head * head_dim..][..head_dim];
                 let part = part(query, &keys[tokens.clone()], &values[tokens], f64::from(scale(head_dim)));
                 let place = (row * q_heads + head) * plan.max_splits + s;
@@ -131,7 +132,8 @@ fn one<T: Element>(device: &Device, layout: KvLayout, q_heads: usize, lengths: &
                 let [largest, sum] = [0, 1].map(|i| f64::from(sums[place * 2 + i]));
                 compare(&what, &[largest], &[part.largest], Within { relative: 1e-5, absolute: 2e-5 });
                 compare(&what, &[sum], &[part.sum], Within { relative: 5e-5, absolute: 0.0 });
-                let output: Vec<f64> = outputs[place * head_dim..][..head_dim].iter().map(|&x| x.into()).collect();
+                let output: Vec<f64> =
+                    outputs[place * head_dim..][..head_dim].iter().map(|&x| x.into()).collect();
                 compare(&what, &output, &part.output, Within { relative: 0.0, absolute: 5e-5 * part.sum });
             }
         }

@@ -8,7 +8,7 @@ use crate::numbers::{Numbers, Within, compare, spacing, wide};
 use crate::oracle::attention_decode::Part;
 use crate::oracle::attention_decode_combine::combined;
 
-pub fn check(device: &Device) {
+pub(crate) fn check(device: &Device) {
     for head_dim in [64, 80, 96, 128, 256] {
         one::<bf16>(device, head_dim);
         one::<f16>(device, head_dim);
@@ -26,10 +26,11 @@ fn one<T: Element>(device: &Device, head_dim: usize) {
     for (row, &length) in lengths.iter().enumerate() {
         for head in 0..q_heads {
             let place = (row * q_heads + head) * plan.max_splits;
-            let parts: Vec<Part> = (0..i32::div_ceil(length, 256) as usize)
+            let parts: Vec<Part> = (0..(length as usize).div_ceil(256))
                 .map(|s| {
                     // Scores far from 0, as some models have them.
-                    let (largest, sum) = (numbers.float(10.0) - 300.0, numbers.float(1.0).abs() * 100.0 + 1.0);
+                    let (largest, sum) =
+                        (numbers.float(10.0) - 300.0, numbers.float(1.0).abs() * 100.0 + 1.0);
                     let output = numbers.floats(head_dim, sum);
                     outputs[(place + s) * head_dim..][..head_dim].copy_from_slice(&output);
                     sums[(place + s) * 2..][..2].copy_from_slice(&[largest, sum]);

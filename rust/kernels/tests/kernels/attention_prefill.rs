@@ -17,7 +17,7 @@ struct Chunk {
     new: usize,
 }
 
-pub fn check(device: &Device) {
+pub(crate) fn check(device: &Device) {
     for head_dim in HEAD_DIMS {
         both(device, 16, head_dim, 2, 2, &[(0, 1), (0, 15), (0, 16), (0, 17)]);
         both(device, 5, head_dim, 3, 1, &[(40, 3), (0, 0), (70, 66)]);
@@ -103,8 +103,7 @@ fn one<T: Element>(device: &Device, layout: KvLayout, q_heads: usize, chunks: &[
             for i in 0..chunk.new {
                 let seen = (chunk.prefix + i + 1) * head_dim;
                 let query = &q[(row + i) * q_stride(q_heads, head_dim) + head * head_dim..][..head_dim];
-                let expected =
-                    attention(query, &keys[..seen], &values[..seen], f64::from(scale(head_dim)));
+                let expected = attention(query, &keys[..seen], &values[..seen], f64::from(scale(head_dim)));
                 let found = &found[((row + i) * q_heads + head) * head_dim..][..head_dim];
                 let what = format!(
                     "attention_prefill_{} with {q_heads} heads in {layout:?}, row {i} of {chunk:?}, head {head}",
@@ -127,7 +126,8 @@ fn chunks_change_nothing<T: Element>(device: &Device, head_dim: usize) {
     let pool = Pool::<T>::new(device, &mut numbers, layout, 0, &[TOKENS, 40]);
     let q: Vec<T> = numbers.elements(TOKENS * q_stride(q_heads, head_dim), 4.0);
     let other: Vec<T> = numbers.elements(40 * q_stride(q_heads, head_dim), 4.0);
-    let whole = launch(device, &pool, &q, q_heads, &[Chunk { prefix: 0, new: TOKENS }, Chunk { prefix: 0, new: 0 }]);
+    let whole =
+        launch(device, &pool, &q, q_heads, &[Chunk { prefix: 0, new: TOKENS }, Chunk { prefix: 0, new: 0 }]);
     let mut in_chunks = Vec::new();
     let mut prefix = 0;
     for new in [1, 63, 64, 5, 16, 1] {

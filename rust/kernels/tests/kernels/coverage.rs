@@ -25,7 +25,7 @@ fn family_of(name: &str) -> Option<&'static str> {
 }
 
 /// Fails if a kernel has no test against an oracle.
-pub fn assert_all_known() {
+pub(crate) fn assert_all_known() {
     let Some(names) = names() else {
         return println!("skipped: KVRELAY_CUDA_FATBIN is not set (make test-cuda sets it)");
     };
@@ -37,7 +37,7 @@ pub fn assert_all_known() {
 }
 
 /// Fails if the test of a family has left out one of its kernels.
-pub fn assert_all_launched(device: &Device, family: &str) {
+pub(crate) fn assert_all_launched(device: &Device, family: &str) {
     let names = names().expect("whoever sets the emulator's folder sets KVRELAY_CUDA_FATBIN");
     let mut expected: Vec<_> = names.iter().filter(|name| family_of(name) == Some(family)).collect();
     expected.sort();

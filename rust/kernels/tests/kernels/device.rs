@@ -7,20 +7,20 @@ use kvrelay_kernels::Driver;
 use kvrelay_kernels::launch::Kernels;
 
 /// The first device, its kernels, and one stream.
-pub struct Device {
-    pub kernels: Kernels,
-    pub stream: Arc<CudaStream>,
+pub(crate) struct Device {
+    pub(crate) kernels: Kernels,
+    pub(crate) stream: Arc<CudaStream>,
 }
 
 impl Device {
-    pub fn open() -> Self {
+    pub(crate) fn open() -> Self {
         let devices = Driver::probe().unwrap_or_else(|reason| panic!("{reason}"));
         let module = devices.open(0).unwrap_or_else(|error| panic!("{error}"));
         let stream = module.context().new_stream().unwrap();
         Self { kernels: Kernels::new(module), stream }
     }
 
-    pub fn upload<T: DeviceRepr>(&self, numbers: &[T]) -> CudaSlice<T> {
+    pub(crate) fn upload<T: DeviceRepr>(&self, numbers: &[T]) -> CudaSlice<T> {
         if numbers.is_empty() {
             // CUDA has no empty allocations.
             return self.stream.null().unwrap();
@@ -29,7 +29,7 @@ impl Device {
     }
 
     /// Memory for `count` numbers, of which a kernel must write what it is asked for: all bits are set.
-    pub fn unwritten<T: DeviceRepr + ValidAsZeroBits + Clone>(&self, count: usize) -> CudaSlice<T> {
+    pub(crate) fn unwritten<T: DeviceRepr + ValidAsZeroBits + Clone>(&self, count: usize) -> CudaSlice<T> {
         let bytes = count * size_of::<T>();
         if bytes == 0 {
             return self.stream.null().unwrap();
@@ -39,13 +39,12 @@ impl Device {
         // SAFETY: `bytes` is the length of both, and any bits are a number of the types that kernels use.
         let mut raw = unsafe { memory.transmute_mut::<u8>(bytes) }.unwrap();
         self.stream.memcpy_dtod(&poison, &mut raw).unwrap();
-        drop(raw);
         memory
     }
 
     /// After all that was enqueued.
     #[track_caller]
-    pub fn download<T: DeviceRepr>(&self, memory: &impl DevicePtr<T>) -> Vec<T> {
+    pub(crate) fn download<T: DeviceRepr>(&self, memory: &impl DevicePtr<T>) -> Vec<T> {
         if memory.len() == 0 {
             return Vec::new();
         }

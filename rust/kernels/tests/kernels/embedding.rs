@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::numbers::{Numbers, identical, rounded, wide};
 use crate::oracle::embedding::embedding;
 
-pub fn check(device: &Device) {
+pub(crate) fn check(device: &Device) {
     for (vocab, dim) in [(1, 32), (7, 96), (40, 1056)] {
         plain::<bf16>(device, vocab, dim);
         plain::<f16>(device, vocab, dim);
@@ -60,7 +60,7 @@ fn launch<T: Element>(
 }
 
 /// Made-up blocks of a GGUF format, and the numbers that they hold.
-pub fn blocks(numbers: &mut Numbers, format: DType, count: usize) -> (Vec<u8>, Vec<f64>) {
+pub(crate) fn blocks(numbers: &mut Numbers, format: DType, count: usize) -> (Vec<u8>, Vec<f64>) {
     let mut bytes = Vec::new();
     for _ in 0..count / 32 {
         let halves = if format == DType::Q4_1 { 2 } else { 1 };
@@ -75,7 +75,7 @@ pub fn blocks(numbers: &mut Numbers, format: DType, count: usize) -> (Vec<u8>, V
     (bytes, out.into_iter().map(f64::from).collect())
 }
 
-pub fn of_format<T>(format: DType, bytes: cudarc::driver::CudaView<'_, u8>) -> Weights<'_, T> {
+pub(crate) fn of_format<T>(format: DType, bytes: cudarc::driver::CudaView<'_, u8>) -> Weights<'_, T> {
     match format {
         DType::Q4_0 => Weights::Q4_0(bytes),
         DType::Q4_1 => Weights::Q4_1(bytes),

@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::numbers::{Numbers, identical};
 use crate::oracle::gather_kv_groups::gather;
 
-pub fn check(device: &Device) {
+pub(crate) fn check(device: &Device) {
     for (block_bytes, group) in groups() {
         let mut numbers = Numbers::new(block_bytes as u64);
         let pool: Vec<u8> = (0..9 * block_bytes).map(|_| numbers.bits() as u8).collect();
@@ -27,9 +27,16 @@ pub fn check(device: &Device) {
 }
 
 /// Whole blocks, a first, a middle and a last group; longer than one thread block copies at once.
-pub fn groups() -> Vec<(usize, std::ops::Range<usize>)> {
-    vec![(16, 0..16), (4096, 0..4096), (4096, 0..512), (4096, 1024..1552), (4096, 4080..4096), (80_000, 160..70_000)]
-        .into_iter()
-        .map(|(bytes, range)| (bytes, range.start..range.end / 16 * 16))
-        .collect()
+pub(crate) fn groups() -> Vec<(usize, std::ops::Range<usize>)> {
+    vec![
+        (16, 0..16),
+        (4096, 0..4096),
+        (4096, 0..512),
+        (4096, 1024..1552),
+        (4096, 4080..4096),
+        (80_000, 160..70_000),
+    ]
+    .into_iter()
+    .map(|(bytes, range)| (bytes, range.start..range.end / 16 * 16))
+    .collect()
 }

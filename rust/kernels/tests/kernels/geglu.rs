@@ -8,7 +8,7 @@ use crate::numbers::rounded;
 use crate::oracle::geglu::geglu;
 use crate::swiglu::gated;
 
-pub fn check(device: &Device) {
+pub(crate) fn check(device: &Device) {
     gated::<bf16>(device, Activation::GeluTanh, |row| geglu(row, rounded::<bf16>));
     gated::<f16>(device, Activation::GeluTanh, |row| geglu(row, rounded::<f16>));
 }

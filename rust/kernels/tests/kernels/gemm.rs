@@ -12,7 +12,7 @@ use crate::embedding::{blocks, of_format};
 use crate::numbers::{Numbers, Within, compare, identical, rounded, spacing, wide};
 use crate::oracle::gemm::gemm;
 
-pub fn check(device: &Device) {
+pub(crate) fn check(device: &Device) {
     for format in [None, Some(DType::Q4_0), Some(DType::Q4_1), Some(DType::Q8_0)] {
         of_type::<bf16>(device, format);
         of_type::<f16>(device, format);
@@ -27,7 +27,9 @@ pub fn check(device: &Device) {
 
 fn of_type<T: Element>(device: &Device, format: Option<DType>) {
     let mut numbers = Numbers::new(4);
-    for (rows, outputs, inputs) in [(1, 1, 32), (2, 100, 96), (16, 64, 64), (64, 33, 320), (65, 7, 160), (130, 130, 32)] {
+    for (rows, outputs, inputs) in
+        [(1, 1, 32), (2, 100, 96), (16, 64, 64), (64, 33, 320), (65, 7, 160), (130, 130, 32)]
+    {
         compare_with_oracle(device, &Matrix::<T>::new(device, &mut numbers, format, outputs, inputs), rows);
     }
     company_changes_nothing(device, &Matrix::<T>::new(device, &mut numbers, format, 70, 288));
@@ -45,7 +47,13 @@ struct Matrix<T> {
 }
 
 impl<T: Element> Matrix<T> {
-    fn new(device: &Device, numbers: &mut Numbers, format: Option<DType>, outputs: usize, inputs: usize) -> Self {
+    fn new(
+        device: &Device,
+        numbers: &mut Numbers,
+        format: Option<DType>,
+        outputs: usize,
+        inputs: usize,
+    ) -> Self {
         let count = outputs * inputs;
         let (plain, bytes, unpacked) = match format {
             None => {
@@ -54,7 +62,11 @@ impl<T: Element> Matrix<T> {
             }
             Some(format) => {
                 let (bytes, unpacked) = blocks(numbers, format, count);
-                (device.upload(&[]), device.upload(&bytes), unpacked.iter().map(|&x| rounded::<T>(x)).collect())
+                (
+                    device.upload(&[]),
+                    device.upload(&bytes),
+                    unpacked.iter().map(|&x| rounded::<T>(x)).collect(),
+                )
             }
         };
         Self { format, plain, bytes, outputs, inputs, numbers: unpacked }
@@ -111,7 +123,12 @@ fn compare_with_oracle<T: Element>(device: &Device, matrix: &Matrix<T>, rows: us
     for ((sum, y), product) in sums.iter().zip(&y).zip(expected) {
         let absolute = 4e-6 * product.size;
         compare(&what, &[f64::from(*sum)], &[product.sum], Within { relative: 0.0, absolute });
-        compare(&what, &[*y], &[product.sum], Within { relative: spacing::<T>() / 2.0, absolute: absolute + 1e-7 });
+        compare(
+            &what,
+            &[*y],
+            &[product.sum],
+            Within { relative: spacing::<T>() / 2.0, absolute: absolute + 1e-7 },
+        );
     }
 }
 

@@ -7,8 +7,9 @@ use crate::device::Device;
 use crate::numbers::{Numbers, Within, compare, identical, rounded, spacing, wide};
 use crate::oracle::head_norm::head_norm;
 
-pub fn check(device: &Device) {
-    for (rows, q_heads, kv_heads, head_dim) in [(1, 1, 1, 64), (3, 6, 2, 80), (2, 16, 1, 128), (5, 3, 3, 256), (2, 7, 1, 96)]
+pub(crate) fn check(device: &Device) {
+    for (rows, q_heads, kv_heads, head_dim) in
+        [(1, 1, 1, 64), (3, 6, 2, 80), (2, 16, 1, 128), (5, 3, 3, 256), (2, 7, 1, 96)]
     {
         one::<bf16>(device, rows, q_heads, kv_heads, head_dim);
         one::<f16>(device, rows, q_heads, kv_heads, head_dim);
@@ -37,7 +38,8 @@ fn one<T: Element>(device: &Device, rows: usize, q_heads: usize, kv_heads: usize
     let (q_weight, k_weight) = (wide(&q_weight), wide(&k_weight));
     let what = format!("head_norm_{} of {q_heads} and {kv_heads} heads of {head_dim}", T::NAME);
     for (found, before) in found.chunks(row).zip(wide(&qkv).chunks(row)) {
-        let expected = head_norm(before, [&q_weight, &k_weight], q_heads, kv_heads, f64::from(eps), rounded::<T>);
+        let expected =
+            head_norm(before, [&q_weight, &k_weight], q_heads, kv_heads, f64::from(eps), rounded::<T>);
         compare(&what, found, &expected, Within { relative: 2.0 * spacing::<T>(), absolute: 1e-9 });
         let values = (q_heads + kv_heads) * head_dim;
         identical(&what, &found[values..], &before[values..]);

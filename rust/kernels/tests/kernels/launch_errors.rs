@@ -3,9 +3,9 @@
 
 use half::bf16;
 use kvrelay_kernels::launch::{
-    Activation, AttentionDecode, AttentionDecodeCombine, AttentionPrefill, DecodePlan, DecodeRows, Embedding, Gated,
-    GatherKvGroups, Gemm, HeadNorm, KvLayout, LaunchError, Layer, LayerMut, Output, RmsNorm, RopeAppend, RopePairs,
-    Sample, ScatterKvGroups, Split, Weights,
+    Activation, AttentionDecode, AttentionDecodeCombine, AttentionPrefill, DecodePlan, DecodeRows, Embedding,
+    Gated, GatherKvGroups, Gemm, HeadNorm, KvLayout, LaunchError, Layer, LayerMut, Output, RmsNorm,
+    RopeAppend, RopePairs, Sample, ScatterKvGroups, Split, Weights,
 };
 
 use crate::device::Device;
@@ -17,7 +17,7 @@ fn refused(result: Result<(), LaunchError>, message: &str) {
     assert_eq!(result.expect_err("a refusal").to_string(), message);
 }
 
-pub fn check(device: &Device) {
+pub(crate) fn check(device: &Device) {
     rows(device);
     products(device);
     paged(device);
@@ -57,7 +57,8 @@ fn rows(device: &Device) {
     };
     refused(parameters.launch(kernels, stream), "head_norm_bf16: elements of k_weight: expected 8, found 7");
 
-    let parameters = Gated { out: out.as_view_mut(), gate_up: x.as_view(), width: 10, activation: Activation::Silu };
+    let parameters =
+        Gated { out: out.as_view_mut(), gate_up: x.as_view(), width: 10, activation: Activation::Silu };
     refused(parameters.launch(kernels, stream), "swiglu_bf16: elements of gate_up: expected 60, found 32");
 }
 
@@ -70,7 +71,10 @@ fn products(device: &Device) {
         parameters.launch(&device.kernels, &device.stream)
     };
     let q8_0 = || Weights::Q8_0(bytes.as_view());
-    refused(launch(q8_0(), 33, 40), "gemm_bf16_q8_0_few: columns of the weights: expected a positive multiple of 32, found 33");
+    refused(
+        launch(q8_0(), 33, 40),
+        "gemm_bf16_q8_0_few: columns of the weights: expected a positive multiple of 32, found 33",
+    );
     refused(launch(q8_0(), 64, 64), "gemm_bf16_q8_0_few: bytes of the weights: expected 136, found 68");
     refused(launch(q8_0(), 32, 24), "gemm_bf16_q8_0_few: x_stride: expected at least 32, found 24");
     refused(launch(q8_0(), 32, 40), "gemm_bf16_q8_0_few: elements of x: expected at least 112, found 96");
@@ -110,7 +114,10 @@ fn paged(device: &Device) {
         block_bytes: 64,
         group: 16..48,
     };
-    refused(parameters.launch(kernels, stream), "gather_kv_groups: bytes of the buffer: expected 64, found 48");
+    refused(
+        parameters.launch(kernels, stream),
+        "gather_kv_groups: bytes of the buffer: expected 64, found 48",
+    );
     let parameters = ScatterKvGroups {
         pool: bytes.as_view_mut(),
         buffer: buffer.as_view(),
@@ -118,7 +125,10 @@ fn paged(device: &Device) {
         block_bytes: 64,
         group: 48..80,
     };
-    refused(parameters.launch(kernels, stream), "scatter_kv_groups: end of the group: expected at most 64, found 80");
+    refused(
+        parameters.launch(kernels, stream),
+        "scatter_kv_groups: end of the group: expected at most 64, found 80",
+    );
 }
 
 fn prefill(device: &Device) {
@@ -142,10 +152,19 @@ fn prefill(device: &Device) {
         parameters.launch(&device.kernels, &device.stream)
     };
     let odd = KvLayout { head_dim: 72, ..LAYOUT };
-    refused(launch(odd, 2, 4, 2), "attention_prefill_bf16_hd72: head_dim: expected one of [64, 80, 96, 128, 256], found 72");
-    refused(launch(LAYOUT, 3, 4, 2), "attention_prefill_bf16_hd64: q_heads: expected a positive multiple of 2, found 3");
+    refused(
+        launch(odd, 2, 4, 2),
+        "attention_prefill_bf16_hd72: head_dim: expected one of [64, 80, 96, 128, 256], found 72",
+    );
+    refused(
+        launch(LAYOUT, 3, 4, 2),
+        "attention_prefill_bf16_hd64: q_heads: expected a positive multiple of 2, found 3",
+    );
     refused(launch(LAYOUT, 2, 5, 2), "attention_prefill_bf16_hd64: max_rows: expected at most 4, found 5");
-    refused(launch(LAYOUT, 2, 1, 2), "attention_prefill_bf16_hd64: sequences times max_rows: expected at least 4, found 2");
+    refused(
+        launch(LAYOUT, 2, 1, 2),
+        "attention_prefill_bf16_hd64: sequences times max_rows: expected at least 4, found 2",
+    );
     refused(launch(LAYOUT, 2, 4, 3), "attention_prefill_bf16_hd64: first_rows: expected 4, found 3");
     let thin = KvLayout { num_layers: 3, ..LAYOUT };
     refused(
@@ -180,7 +199,10 @@ fn decode(device: &Device) {
     };
     refused(launch(33, 4), "attention_decode_bf16_hd64_g2: max_length: expected at most 32, found 33");
     refused(launch(32, 4), "attention_decode_bf16_hd64_g2: elements of sums: expected at least 16, found 7");
-    refused(launch(32, 10), "attention_decode_bf16_hd64_g8: elements of outputs: expected at least 1280, found 1024");
+    refused(
+        launch(32, 10),
+        "attention_decode_bf16_hd64_g8: elements of outputs: expected at least 1280, found 1024",
+    );
 
     let mut out = device.upload(&[bf16::ONE; 512]);
     let mut plan = DecodePlan::new(Split::Invariant, 2, 2, 2, 32);

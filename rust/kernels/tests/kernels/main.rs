@@ -37,7 +37,7 @@ use device::Device;
 macro_rules! families {
     ($($family:ident),+ $(,)?) => {
         /// What kernels' names begin with.
-        pub const FAMILIES: &[&str] = &[$(stringify!($family)),+];
+        pub(crate) const FAMILIES: &[&str] = &[$(stringify!($family)),+];
 
         $(
             #[test]

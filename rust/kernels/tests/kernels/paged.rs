@@ -8,20 +8,26 @@ use crate::numbers::{Numbers, wide};
 use crate::oracle::paged::gathered;
 
 /// A pool, in which every block belongs to one sequence, in no order.
-pub struct Pool<T> {
-    pub layout: KvLayout,
-    pub layer: usize,
-    pub there: CudaSlice<T>,
+pub(crate) struct Pool<T> {
+    pub(crate) layout: KvLayout,
+    pub(crate) layer: usize,
+    pub(crate) there: CudaSlice<T>,
     /// `[sequences][max_blocks]`; unused places hold a block that is nowhere.
-    pub tables: Vec<i32>,
-    pub max_blocks: usize,
+    pub(crate) tables: Vec<i32>,
+    pub(crate) max_blocks: usize,
     numbers: Vec<f64>,
 }
 
 impl<T: Element> Pool<T> {
     /// For sequences of these lengths. What lies behind a sequence's end in its last block is not a
     /// number: whoever reads it shows.
-    pub fn new(device: &Device, numbers: &mut Numbers, layout: KvLayout, layer: usize, lengths: &[usize]) -> Self {
+    pub(crate) fn new(
+        device: &Device,
+        numbers: &mut Numbers,
+        layout: KvLayout,
+        layer: usize,
+        lengths: &[usize],
+    ) -> Self {
         let blocks_of = |length: &usize| length.div_ceil(layout.block_size);
         let max_blocks = lengths.iter().map(blocks_of).max().unwrap_or(0).max(1);
         let mut free = numbers.shuffled(lengths.iter().map(blocks_of).sum::<usize>() + 2);
@@ -37,12 +43,12 @@ impl<T: Element> Pool<T> {
         Self { layout, layer, there, tables, max_blocks, numbers: wide(&elements) }
     }
 
-    pub fn layer(&self) -> Layer<'_, T> {
+    pub(crate) fn layer(&self) -> Layer<'_, T> {
         Layer { pool: self.there.as_view(), layout: self.layout, layer: self.layer }
     }
 
     /// The first `length` keys and values of a sequence's head: each `[length][head_dim]`.
-    pub fn keys_and_values(&self, sequence: usize, head: usize, length: usize) -> [Vec<f64>; 2] {
+    pub(crate) fn keys_and_values(&self, sequence: usize, head: usize, length: usize) -> [Vec<f64>; 2] {
         let table = &self.tables[sequence * self.max_blocks..(sequence + 1) * self.max_blocks];
         [0, 1].map(|half| gathered(&self.numbers, self.layout, self.layer, half, head, table, length))
     }

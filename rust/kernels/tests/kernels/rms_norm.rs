@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::numbers::{Numbers, Within, compare, identical, rounded, spacing, wide};
 use crate::oracle::rms_norm::rms_norm;
 
-pub fn check(device: &Device) {
+pub(crate) fn check(device: &Device) {
     for (rows, dim) in [(1, 1), (1, 31), (3, 64), (17, 576), (2, 4096), (5, 2050)] {
         for with_residual in [false, true] {
             one::<bf16>(device, rows, dim, with_residual);

@@ -12,9 +12,13 @@ use crate::oracle::rope_append::rotated;
 
 const MAX_POSITIONS: usize = 600;
 
-pub fn check(device: &Device) {
-    let llama3 =
-        RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 64.0 };
+pub(crate) fn check(device: &Device) {
+    let llama3 = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_context: 64.0,
+    };
     let scalings = [None, Some(RopeScaling::Linear { factor: 4.0 }), Some(llama3)];
     for (i, (rows, q_heads, kv_heads, head_dim)) in
         [(1, 1, 1, 64), (5, 7, 1, 80), (3, 4, 2, 96), (2, 9, 3, 128), (4, 2, 2, 256)].into_iter().enumerate()

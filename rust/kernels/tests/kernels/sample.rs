@@ -14,7 +14,7 @@ struct Row {
     position: u64,
 }
 
-pub fn check(device: &Device) {
+pub(crate) fn check(device: &Device) {
     for vocab in [1, 2, 5, 33, 1000, 1024, 1025, 2500] {
         let mut numbers = Numbers::new(vocab as u64);
         let made_up = |numbers: &mut Numbers| {
@@ -23,7 +23,8 @@ pub fn check(device: &Device) {
         };
         random(device, &mut numbers, vocab, 40, made_up);
         // A few values only, so that many are equal, and both zeros.
-        let ties = |numbers: &mut Numbers| (0..vocab).map(|_| [0.0, -0.0, 1.0, -2.5][numbers.below(4)]).collect();
+        let ties =
+            |numbers: &mut Numbers| (0..vocab).map(|_| [0.0, -0.0, 1.0, -2.5][numbers.below(4)]).collect();
         random(device, &mut numbers, vocab, 40, ties);
     }
     extremes(device);
@@ -70,7 +71,11 @@ fn not_finite(device: &Device) {
             let mut logits = vec![0.5; 300];
             logits[second] = f32::NAN;
             logits[first] = wrong;
-            rows.push(Row { logits, params: SamplingParams { temperature, ..Default::default() }, position: 3 });
+            rows.push(Row {
+                logits,
+                params: SamplingParams { temperature, ..Default::default() },
+                position: 3,
+            });
         }
     }
     compare(device, 300, &rows);

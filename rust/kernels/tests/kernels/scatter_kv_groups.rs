@@ -7,7 +7,7 @@ use crate::gather_kv_groups::groups;
 use crate::numbers::{Numbers, identical};
 use crate::oracle::scatter_kv_groups::scatter;
 
-pub fn check(device: &Device) {
+pub(crate) fn check(device: &Device) {
     for (block_bytes, group) in groups() {
         let mut numbers = Numbers::new(block_bytes as u64);
         let mut pool: Vec<u8> = (0..9 * block_bytes).map(|_| numbers.bits() as u8).collect();

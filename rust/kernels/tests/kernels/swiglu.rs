@@ -7,13 +7,17 @@ use crate::device::Device;
 use crate::numbers::{Numbers, Within, compare, rounded, spacing, wide};
 use crate::oracle::swiglu::swiglu;
 
-pub fn check(device: &Device) {
+pub(crate) fn check(device: &Device) {
     gated::<bf16>(device, Activation::Silu, |row| swiglu(row, rounded::<bf16>));
     gated::<f16>(device, Activation::Silu, |row| swiglu(row, rounded::<f16>));
 }
 
 /// Any gated activation against its oracle of a row.
-pub fn gated<T: Element>(device: &Device, activation: Activation, oracle: impl Fn(&[f64]) -> Vec<f64>) {
+pub(crate) fn gated<T: Element>(
+    device: &Device,
+    activation: Activation,
+    oracle: impl Fn(&[f64]) -> Vec<f64>,
+) {
     for (rows, width) in [(1, 1), (1, 7), (3, 256), (2, 20_001), (33, 100)] {
         let mut numbers = Numbers::new((rows * width) as u64);
         let mut gate_up: Vec<T> = numbers.elements(rows * 2 * width, 6.0);

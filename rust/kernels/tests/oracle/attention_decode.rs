@@ -2,16 +2,17 @@
 
 /// The split's largest score, in units of log2; its sum of weights 2^(score - largest); and the sum of
 /// its values by those weights.
-pub struct Part {
-    pub largest: f64,
-    pub sum: f64,
-    pub output: Vec<f64>,
+pub(crate) struct Part {
+    pub(crate) largest: f64,
+    pub(crate) sum: f64,
+    pub(crate) output: Vec<f64>,
 }
 
 /// Of the keys and values (`[tokens][head_dim]`) of a split.
-pub fn part(q: &[f64], keys: &[f64], values: &[f64], scale: f64) -> Part {
+pub(crate) fn part(q: &[f64], keys: &[f64], values: &[f64], scale: f64) -> Part {
     let dim = q.len();
-    let score = |k: &[f64]| std::f64::consts::LOG2_E * scale * q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>();
+    let score =
+        |k: &[f64]| std::f64::consts::LOG2_E * scale * q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>();
     let scores: Vec<f64> = keys.chunks(dim).map(score).collect();
     let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp2()).collect();

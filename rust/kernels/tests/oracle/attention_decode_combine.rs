@@ -3,7 +3,7 @@
 use super::attention_decode::Part;
 
 /// The row's output; zeros if there is no split.
-pub fn combined(parts: &[Part], head_dim: usize) -> Vec<f64> {
+pub(crate) fn combined(parts: &[Part], head_dim: usize) -> Vec<f64> {
     let largest = parts.iter().map(|part| part.largest).fold(f64::NEG_INFINITY, f64::max);
     let mut out = vec![0.0; head_dim];
     let mut total = 0.0;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// `[blocks][group]` out of a pool of blocks of `block_bytes`.
-pub fn gather(pool: &[u8], blocks: &[i32], block_bytes: usize, group: Range<usize>) -> Vec<u8> {
+pub(crate) fn gather(pool: &[u8], blocks: &[i32], block_bytes: usize, group: Range<usize>) -> Vec<u8> {
     let of = |&block: &i32| {
         let start = block as usize * block_bytes;
         pool[start + group.start..start + group.end].to_vec()

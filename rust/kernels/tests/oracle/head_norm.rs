@@ -3,7 +3,7 @@
 use super::rms_norm::rms_norm;
 
 /// A row `[q_heads + 2 * kv_heads][head_dim]` after it.
-pub fn head_norm(
+pub(crate) fn head_norm(
     row: &[f64],
     [q_weight, k_weight]: [&[f64]; 2],
     q_heads: usize,

@@ -4,13 +4,20 @@
 use kvrelay_kernels::launch::KvLayout;
 
 /// The first element of a head of a token; `half` is 0 for keys and 1 for values.
-pub fn place(layout: KvLayout, block: usize, layer: usize, half: usize, head: usize, offset: usize) -> usize {
+pub(crate) fn place(
+    layout: KvLayout,
+    block: usize,
+    layer: usize,
+    half: usize,
+    head: usize,
+    offset: usize,
+) -> usize {
     let KvLayout { block_size, num_layers, kv_heads, head_dim } = layout;
     ((((block * num_layers + layer) * 2 + half) * kv_heads + head) * block_size + offset) * head_dim
 }
 
 /// A sequence's keys or values of one head: `[length][head_dim]`.
-pub fn gathered(
+pub(crate) fn gathered(
     pool: &[f64],
     layout: KvLayout,
     layer: usize,

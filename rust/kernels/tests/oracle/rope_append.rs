@@ -1,7 +1,7 @@
 //! Rotary positions.
 
 /// A head turned by `rotation`, its cosines and then its sines.
-pub fn rotated(head: &[f64], rotation: &[f64], interleaved: bool) -> Vec<f64> {
+pub(crate) fn rotated(head: &[f64], rotation: &[f64], interleaved: bool) -> Vec<f64> {
     let half = head.len() / 2;
     let mut out = head.to_vec();
     for pair in 0..half {
