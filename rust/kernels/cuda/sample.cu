@@ -28,7 +28,10 @@ __device__ __forceinline__ u64 exp_units(double x) {
     if (!(x > -32.0)) {
         return 0;
     }
-    const double n = rint(x * 1.4426950408889634);
+    // Adding and taking away 1.5 * 2^52 rounds to a whole number, which the sum's low bits hold.
+    constexpr double ROUND = 6755399441055744.0;
+    const double shifted = __fma_rn(x, 1.4426950408889634, ROUND);
+    const double n = shifted - ROUND;
     // ln 2 in two parts, of which the first is short, so that its product with n is exact.
     double r = __fma_rn(n, -0.6931471803691238, x);
     r = __fma_rn(n, -1.9082149292705877e-10, r);
@@ -38,7 +41,7 @@ __device__ __forceinline__ u64 exp_units(double x) {
     for (int i = 13; i > 0; --i) {
         mantissa = __fma_rn(__dmul_rn(mantissa, r), 1.0 / i, 1.0);
     }
-    const double power = __longlong_as_double(static_cast<long long>(n + 44.0 + 1023.0) << 52);
+    const double power = __longlong_as_double((__double_as_longlong(shifted) + 44 + 1023) << 52);
     return static_cast<u64>(__fma_rn(mantissa, power, 0.5));
 }
 
@@ -269,7 +272,9 @@ __device__ __forceinline__ int walk_ids(const Row& row, u64 draw) {
 
 // Rows of `logits` are `stride` apart. `top_k` and the like have one number a row; `positions` counts the tokens before
 // the one to be sampled. Temperatures are finite and not negative, top_p above 0.
-extern "C" __global__ void __launch_bounds__(sampling::THREADS)
+//
+// Four blocks a multiprocessor are enough: for more the compiler would spill.
+extern "C" __global__ void __launch_bounds__(sampling::THREADS, 4)
     sample(int* tokens, const float* logits, const float* temperatures, const int* top_ks, const float* top_ps,
            const unsigned long long* seeds, const unsigned long long* positions, long long stride, int vocab) {
     const int r = blockIdx.x;
