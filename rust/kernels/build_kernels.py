@@ -66,7 +66,7 @@ class Step:
     command: list[str]
     output: Path
     inputs: tuple[Path, ...]
-    within: Path
+    within: tuple[Path, ...]
     depfile: Path | None = None
 
     def key(self) -> str | None:
@@ -77,7 +77,7 @@ class Step:
                 return None
             names = self.depfile.read_text().split(":", 1)[1].replace("\\\n", " ")
             files |= {Path(name).resolve() for name in shlex.split(names)}
-        ours = sorted(file for file in files if file in self.inputs or file.is_relative_to(self.within))
+        ours = sorted(file for file in files if file in self.inputs or any(map(file.is_relative_to, self.within)))
         if not all(file.exists() for file in ours):
             return None
         contents = [f"{file} {digest_of(file)}" for file in ours]
@@ -136,7 +136,7 @@ def toolkit(folder: Path) -> Path:
 def compile_step(nvcc: Path, source: Path, output: Path, flags: list[str]) -> Step:
     depfile = output.with_name(output.name + ".d")
     command = [str(nvcc), *NVCC, *flags, "-MD", "-MF", str(depfile), "-o", str(output), str(source)]
-    return Step(command, output, (source,), source.parent, depfile)
+    return Step(command, output, (source,), (source.parent, HERE.parent), depfile)
 
 
 # --- PTX ------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Build:
         """What the target of the PTX makes of the merged PTX."""
         output = self.out / "parts" / self.name / "merged.cubin"
         command = [str(self.tool("ptxas")), "-v", f"-arch=sm_{PTX_TARGET}", "-o", str(output), str(ptx)]
-        step = Step(command, output, (ptx,), ptx.parent)
+        step = Step(command, output, (ptx,), ())
         step.run()
         return usage_of(step.log())
 
@@ -294,7 +294,7 @@ class Build:
             output = self.out / "parts" / self.name / f"linked.sm_{target}.cubin"
             inputs = tuple(part.output for part in parts)
             command = [str(self.tool("nvlink")), f"-arch=sm_{target}", *map(str, inputs), "-o", str(output)]
-            links.append(Step(command, output, inputs, output.parent))
+            links.append(Step(command, output, inputs, ()))
         run_all(links, self.jobs)
         return [link.output for link in links], usage
 
@@ -303,7 +303,7 @@ class Build:
         images = [f"--image3=kind=elf,sm={target},file={cubin}" for target, cubin in zip(TARGETS, cubins, strict=True)]
         images.append(f"--image3=kind=ptx,sm={PTX_TARGET},file={ptx}")
         command = [str(self.tool("fatbinary")), f"--create={output}", "-64", "-compress-all", *images]
-        Step(command, output, (ptx, *cubins), output.parent).run()
+        Step(command, output, (ptx, *cubins), ()).run()
         return output
 
     def manifest(self, ptx_only: bool) -> dict:
