@@ -35,12 +35,12 @@ LINK = ["g++", "-shared", "-Wl,--no-undefined"]
 def compile_step(source: Path, output: Path, flags: list[str]) -> Step:
     depfile = output.with_name(output.name + ".d")
     command = [*GXX, *flags, "-MD", "-MF", str(depfile), "-c", "-o", str(output), str(source)]
-    return Step(command, output, (source,), HERE.parent, depfile)
+    return Step(command, output, (source,), (source.parent, HERE.parent), depfile)
 
 
 def link_step(output: Path, inputs: list[Path], flags: list[str]) -> Step:
     command = [*LINK, f"-Wl,-soname,{output.name}", *flags, *map(str, inputs), "-o", str(output)]
-    return Step(command, output, tuple(inputs), output.parent)
+    return Step(command, output, tuple(inputs), ())
 
 
 def leading_to(library: Path, plain: str, jobs: int) -> None:
@@ -62,7 +62,7 @@ def stand_ins(out: Path, jobs: int) -> Path:
     libcuda, libcublas = out / "libcuda.so.1", out / "libcublas.so.13"
     flags = [f"-Wl,--version-script={exports}", "-pthread", "-ldl"]
     link = link_step(libcuda, [step.output for step in driver], flags)
-    Step(link.command, link.output, (*link.inputs, exports), out).run()
+    Step(link.command, link.output, (*link.inputs, exports), ()).run()
     run_all([link_step(libcublas, [cublas.output, libcuda], ["-Wl,-rpath,$ORIGIN"])], jobs)
     leading_to(libcuda, "libcuda.so", jobs)
     leading_to(libcublas, "libcublas.so", jobs)

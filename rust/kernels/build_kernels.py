@@ -65,7 +65,7 @@ class Step:
     command: list[str]
     output: Path
     inputs: tuple[Path, ...]
-    within: Path
+    within: tuple[Path, ...]
     depfile: Path | None = None
 
     def key(self) -> str | None:
@@ -76,7 +76,7 @@ class Step:
                 return None
             names = self.depfile.read_text().split(":", 1)[1].replace("\\\n", " ")
             files |= {Path(name).resolve() for name in shlex.split(names)}
-        ours = sorted(file for file in files if file in self.inputs or file.is_relative_to(self.within))
+        ours = sorted(file for file in files if file in self.inputs or any(map(file.is_relative_to, self.within)))
         if not all(file.exists() for file in ours):
             return None
         contents = [f"{file} {digest_of(file)}" for file in ours]
@@ -135,7 +135,7 @@ def toolkit(folder: Path) -> Path:
 def compile_step(nvcc: Path, source: Path, output: Path, flags: list[str]) -> Step:
     depfile = output.with_name(output.name + ".d")
     command = [str(nvcc), *NVCC, *flags, "-MD", "-MF", str(depfile), "-o", str(output), str(source)]
-    return Step(command, output, (source,), source.parent, depfile)
+    return Step(command, output, (source,), (source.parent, HERE.parent), depfile)
 
 
 # --- PTX ------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class Build:
         """What the target of the PTX makes of the merged PTX."""
         output = self.out / "parts" / self.name / "merged.cubin"
         command = [str(self.tool("ptxas")), "-v", f"-arch=sm_{PTX_TARGET}", "-o", str(output), str(ptx)]
-        step = Step(command, output, (ptx,), ptx.parent)
+        step = Step(command, output, (ptx,), ())
         step.run()
         return usage_of(step.log())
 
@@ -286,7 +286,7 @@ class Build:
         for target in TARGETS:
             output = self.out / "parts" / self.name / f"sm_{target}.cubin"
             command = [str(self.tool("ptxas")), "-v", "-O3", f"-arch=sm_{target}", "-o", str(output), str(ptx)]
-            steps.append(Step(command, output, (ptx,), ptx.parent))
+            steps.append(Step(command, output, (ptx,), ()))
         run_all(steps, self.jobs)
         usage = {f"sm_{target}": usage_of(step.log()) for target, step in zip(TARGETS, steps, strict=True)}
         return [step.output for step in steps], usage
@@ -296,7 +296,7 @@ class Build:
         images = [f"--image3=kind=elf,sm={target},file={cubin}" for target, cubin in zip(TARGETS, cubins, strict=True)]
         images.append(f"--image3=kind=ptx,sm={PTX_TARGET},file={ptx}")
         command = [str(self.tool("fatbinary")), f"--create={output}", "-64", "-compress-all", *images]
-        Step(command, output, (ptx, *cubins), output.parent).run()
+        Step(command, output, (ptx, *cubins), ()).run()
         return output
 
     def manifest(self, ptx_only: bool) -> dict:

@@ -33,10 +33,7 @@ CUDA_API Result cuIpcGetMemHandle(IpcHandle* handle, DevicePointer at) {
         if (!found || found->pooled || found->imported) {
             return invalid_value;
         }
-        constexpr size_t guard = 4096;
-        const auto base = reinterpret_cast<DevicePointer>(found->base);
-        *handle = {MAGIC,         getpid(),     found->file, found->device->ordinal, 0, found->mapped, found->at - base - guard,
-                   found->bytes, {}};
+        *handle = {MAGIC, getpid(), found->file, found->device->ordinal, 0, found->mapped, found->offset, found->bytes, {}};
         return success;
     });
 }

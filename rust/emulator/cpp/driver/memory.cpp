@@ -1,5 +1,5 @@
-// [guard page][pages][guard page]; an allocation ends where the second guard begins, up to CUDA's alignment,
-// and the few bytes in between are looked at after every kernel.
+// [guard][pages][guard]; an allocation ends where the second guard begins, up to CUDA's alignment. The bytes of
+// its pages before and behind it are looked at after every kernel.
 #include "memory.h"
 
 #include <algorithm>
@@ -19,6 +19,8 @@ namespace kvrelay_emulated {
 namespace {
 
 constexpr size_t PAGE = 4096;
+// Costs addresses alone.
+constexpr size_t GUARD = 16u << 20;
 constexpr size_t ALIGNMENT = 256;
 // More is not written, so that a large pool costs what is used of it.
 constexpr size_t MOST_POISONED = 256u << 20;
@@ -40,7 +42,7 @@ Table& table() {
 }
 
 unsigned char* reserve(size_t mapped) {
-    void* base = mmap(nullptr, mapped + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* base = mmap(nullptr, mapped + 2 * GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return base == MAP_FAILED ? nullptr : static_cast<unsigned char*>(base);
 }
 
@@ -50,19 +52,28 @@ unsigned char* map_guarded(int file, size_t mapped) {
     if (base == nullptr) {
         return nullptr;
     }
-    void* pages = mmap(base + PAGE, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+    void* pages = mmap(base + GUARD, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
     return pages == MAP_FAILED ? nullptr : base;
 }
 
 // Whoever still uses the address faults, until so much has been freed that addresses must come back.
 void retire(Table& all, const Allocation& freed) {
-    const size_t whole = freed.mapped + 2 * PAGE;
+    const size_t whole = freed.mapped + 2 * GUARD;
     mmap(freed.base, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     all.retired.emplace_back(freed.base, whole);
     if (all.retired.size() > MOST_RETIRED) {
         munmap(all.retired.front().first, all.retired.front().second);
         all.retired.pop_front();
     }
+}
+
+// The first byte, of less than a page, that is no poison any more; null if there is none.
+unsigned char* written(unsigned char* begin, unsigned char* end) {
+    static const std::vector<unsigned char> poison(PAGE, POISON);
+    if (std::memcmp(begin, poison.data(), static_cast<size_t>(end - begin)) == 0) {
+        return nullptr;
+    }
+    return std::find_if(begin, end, [](unsigned char byte) { return byte != POISON; });
 }
 
 unsigned char* bytes_at(DevicePointer at) { return reinterpret_cast<unsigned char*>(at); }
@@ -89,13 +100,13 @@ Result allocate(Device& device, size_t bytes, bool pooled, DevicePointer* at) {
         return out_of_memory;
     }
     const size_t offset = mapped - round_up(bytes, ALIGNMENT);
-    unsigned char* begin = base + PAGE + offset;
+    unsigned char* begin = base + GUARD + offset;
     const size_t whole = mapped - offset;
-    std::memset(begin, POISON, std::min(whole, MOST_POISONED));
+    std::memset(base + GUARD, POISON, std::min(mapped, MOST_POISONED));
     std::memset(begin + bytes, POISON, whole - bytes);
     *at = reinterpret_cast<DevicePointer>(begin);
     std::lock_guard<std::mutex> lock(table().mutex);
-    table().allocations[*at] = {*at, bytes, mapped, file, base, &device, pooled, false};
+    table().allocations[*at] = {*at, bytes, mapped, offset, file, base, &device, pooled, false};
     return success;
 }
 
@@ -105,9 +116,9 @@ Result import(Device& device, int file, size_t mapped, size_t offset, size_t byt
         close(file);
         return out_of_memory;
     }
-    *at = reinterpret_cast<DevicePointer>(base + PAGE + offset);
+    *at = reinterpret_cast<DevicePointer>(base + GUARD + offset);
     std::lock_guard<std::mutex> lock(table().mutex);
-    table().allocations[*at] = {*at, bytes, mapped, file, base, &device, false, true};
+    table().allocations[*at] = {*at, bytes, mapped, offset, file, base, &device, false, true};
     return success;
 }
 
@@ -153,15 +164,17 @@ bool is_pinned(const void* at) {
 std::optional<std::string> overrun(const Device& device) {
     std::lock_guard<std::mutex> lock(table().mutex);
     for (const auto& [at, one] : table().allocations) {
-        unsigned char* begin = bytes_at(at) + one.bytes;
-        unsigned char* end = one.base + PAGE + one.mapped;
-        unsigned char* wrong = std::find_if(begin, end, [](unsigned char byte) { return byte != POISON; });
-        if (one.device != &device || wrong == end) {
+        unsigned char* begin = bytes_at(at);
+        unsigned char* pages = one.base + GUARD;
+        unsigned char* before = written(pages, begin);
+        unsigned char* behind = written(begin + one.bytes, pages + one.mapped);
+        if (one.device != &device || (before == nullptr && behind == nullptr)) {
             continue;
         }
-        std::memset(begin, POISON, static_cast<size_t>(end - begin));
-        return "something was written " + std::to_string(wrong - begin) + " bytes past the end of an allocation of " +
-               std::to_string(one.bytes) + " bytes";
+        const std::string where = before != nullptr ? std::to_string(begin - before) + " bytes before the beginning"
+                                                    : std::to_string(behind - begin - static_cast<ptrdiff_t>(one.bytes)) +
+                                                          " bytes past the end";
+        return "something was written " + where + " of an allocation of " + std::to_string(one.bytes) + " bytes";
     }
     return std::nullopt;
 }

@@ -1,4 +1,4 @@
-// Device memory: between guard pages, poisoned, never given out twice at one address.
+// Device memory: between guards, poisoned, never given out twice at one address.
 #pragma once
 
 #include <optional>
@@ -11,8 +11,9 @@ namespace kvrelay_emulated {
 struct Allocation {
     DevicePointer at;
     size_t bytes;
-    // The pages in between the guards, the file behind them, and the first guard.
-    size_t mapped;
+    // The pages between the guards, how far into them the allocation begins, the file behind them, and the
+    // first guard.
+    size_t mapped, offset;
     int file;
     unsigned char* base;
     Device* device;
@@ -31,7 +32,7 @@ std::optional<Allocation> find_allocation(DevicePointer at, size_t bytes);
 // Host memory that the driver gave or knows.
 bool is_pinned(const void* at);
 
-// What was written past the end of an allocation of the device, if anything was; said once.
+// What was written beside an allocation of the device, in pages of its own, if anything was.
 std::optional<std::string> overrun(const Device& device);
 
 }  // namespace kvrelay_emulated
