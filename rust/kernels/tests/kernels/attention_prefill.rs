@@ -23,7 +23,7 @@ pub(crate) fn check(device: &Device) {
         both(device, 5, head_dim, 3, 1, &[(40, 3), (0, 0), (30, 66)]);
     }
     for (q_heads, kv_heads) in [(1, 1), (4, 2), (6, 2), (4, 1), (7, 1), (8, 1), (16, 1)] {
-        let layout = KvLayout { block_size: 16, num_layers: 1, kv_heads, head_dim: 64 };
+        let layout = KvLayout { block_size: 16, num_layers: 2, kv_heads, head_dim: 64 };
         one::<bf16>(device, layout, q_heads, &[Chunk { prefix: 63, new: 2 }]);
     }
     // A first and a last sequence with nothing new.
