@@ -28,6 +28,10 @@ pub(crate) fn check(device: &Device) {
     }
     // A first and a last sequence with nothing new.
     both(device, 16, 80, 2, 1, &[(17, 0), (3, 130), (0, 0)]);
+    let mut shapes = Numbers::of_this_run();
+    let [block_size, kv_heads, group] = [33, 2, 3].map(|most| shapes.between(1, most));
+    let chunks = [(); 3].map(|()| (shapes.below(80), shapes.below(80) + 1));
+    both(device, block_size, HEAD_DIMS[shapes.below(5)], kv_heads * group, kv_heads, &chunks);
     chunks_change_nothing::<bf16>(device, 64);
     chunks_change_nothing::<f16>(device, 256);
 }

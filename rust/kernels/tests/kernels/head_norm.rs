@@ -14,6 +14,11 @@ pub(crate) fn check(device: &Device) {
         one::<bf16>(device, rows, q_heads, kv_heads, head_dim);
         one::<f16>(device, rows, q_heads, kv_heads, head_dim);
     }
+    let mut shapes = Numbers::of_this_run();
+    for _ in 0..3 {
+        let [rows, q_heads, kv_heads] = [9, 20, 5].map(|most| shapes.between(1, most));
+        one::<bf16>(device, rows, q_heads, kv_heads, shapes.between(1, 256));
+    }
 }
 
 fn one<T: Element>(device: &Device, rows: usize, q_heads: usize, kv_heads: usize, head_dim: usize) {

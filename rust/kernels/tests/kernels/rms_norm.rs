@@ -15,6 +15,12 @@ pub(crate) fn check(device: &Device) {
             one::<f16>(device, rows, dim, with_residual);
         }
     }
+    let mut shapes = Numbers::of_this_run();
+    for _ in 0..4 {
+        let (rows, dim) = (shapes.between(1, 20), shapes.between(1, 900));
+        one::<bf16>(device, rows, dim, shapes.below(2) == 0);
+        one::<f16>(device, rows, dim, shapes.below(2) == 0);
+    }
     small_numbers::<bf16>(device);
     small_numbers::<f16>(device);
 }

@@ -15,7 +15,8 @@ struct Row {
 }
 
 pub(crate) fn check(device: &Device) {
-    for vocab in [1, 2, 5, 33, 1024, 1025, 2500] {
+    let random_vocab = Numbers::of_this_run().between(2, 3000);
+    for vocab in [1, 2, 5, 33, 1024, 1025, 2500, random_vocab] {
         let mut numbers = Numbers::new(vocab as u64);
         let made_up = |numbers: &mut Numbers| {
             let spread = [0.0, 0.1, 4.0, 30.0][numbers.below(4)];

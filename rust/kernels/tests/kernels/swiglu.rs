@@ -18,7 +18,9 @@ pub(crate) fn gated<T: Element>(
     activation: Activation,
     oracle: impl Fn(&[f64]) -> Vec<f64>,
 ) {
-    for (rows, width) in [(1, 1), (1, 7), (3, 256), (2, 20_001), (33, 100)] {
+    let mut shapes = Numbers::of_this_run();
+    let random = [(); 3].map(|()| (shapes.between(1, 20), shapes.between(1, 700)));
+    for (rows, width) in [(1, 1), (1, 7), (3, 256), (2, 20_001), (33, 100)].into_iter().chain(random) {
         let mut numbers = Numbers::new((rows * width) as u64);
         let mut gate_up: Vec<T> = numbers.elements(rows * 2 * width, 6.0);
         // Where the exponential overflows, or the activation is all but nothing.
