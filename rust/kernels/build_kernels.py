@@ -41,7 +41,6 @@ NEWEST_PTX = (9, 0)
 # Ampere (A100, A10), Ada, Hopper, Blackwell (B200, RTX 50). What is newer compiles the PTX.
 TARGETS = (80, 86, 89, 90, 100, 120)
 PTX_TARGET = 80
-# Relocatable, so that every file is compiled by itself and a target's files are linked into one cubin.
 NVCC = ["-O3", "-std=c++17", "-Werror", "all-warnings", "--frandom-seed=kvrelay"]
 
 
@@ -278,25 +277,19 @@ class Build:
         step.run()
         return usage_of(step.log())
 
-    def cubins(self) -> tuple[list[Path], dict[str, dict[str, dict[str, int]]]]:
-        """Compiles and links every target: its cubin, and by target what it makes of each kernel."""
-        compiles = {}
+    def cubins(self, ptx: Path) -> tuple[list[Path], dict[str, dict[str, dict[str, int]]]]:
+        """Assembles the merged PTX for every target: its cubin, and by target what it makes of each kernel.
+
+        Files are merged as PTX, since cubins that are to be linked (`-rdc`) cost many more registers.
+        """
+        steps = []
         for target in TARGETS:
-            flags = ["-rdc=true", "-cubin", f"-arch=sm_{target}", "-Xptxas", "-v"]
-            for source in self.sources:
-                output = self.part(source, f"sm_{target}.cubin")
-                compiles[target, source] = compile_step(self.tool("nvcc"), source, output, flags)
-        run_all(compiles.values(), self.jobs)
-        links, usage = [], {}
-        for target in TARGETS:
-            parts = [compiles[target, source] for source in self.sources]
-            usage[f"sm_{target}"] = {name: used for part in parts for name, used in usage_of(part.log()).items()}
-            output = self.out / "parts" / self.name / f"linked.sm_{target}.cubin"
-            inputs = tuple(part.output for part in parts)
-            command = [str(self.tool("nvlink")), f"-arch=sm_{target}", *map(str, inputs), "-o", str(output)]
-            links.append(Step(command, output, inputs, ()))
-        run_all(links, self.jobs)
-        return [link.output for link in links], usage
+            output = self.out / "parts" / self.name / f"sm_{target}.cubin"
+            command = [str(self.tool("ptxas")), "-v", "-O3", f"-arch=sm_{target}", "-o", str(output), str(ptx)]
+            steps.append(Step(command, output, (ptx,), ()))
+        run_all(steps, self.jobs)
+        usage = {f"sm_{target}": usage_of(step.log()) for target, step in zip(TARGETS, steps, strict=True)}
+        return [step.output for step in steps], usage
 
     def fatbin(self, ptx: Path, cubins: list[Path]) -> Path:
         output = self.out / f"{self.name}.fatbin"
@@ -314,10 +307,9 @@ class Build:
             kernel |= {"source": source_of[name], "static_shared": merged[name]["shared"], "targets": {}}
         digest, size = None, 0
         if not ptx_only:
-            cubins, usage = self.cubins()
+            cubins, usage = self.cubins(ptx)
             for target, used in usage.items():
                 for name, kernel in kernels.items():
-                    # Before the link a file's shared memory is not all counted.
                     kernel["targets"][target] = {k: v for k, v in used[name].items() if k != "shared"}
             refuse_spills(kernels)
             data = self.fatbin(ptx, cubins).read_bytes()

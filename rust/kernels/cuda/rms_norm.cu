@@ -1,5 +1,6 @@
-// RMSNorm of rows, one block a row, with the residual added before where there is one:
-// h = x + residual (written back into residual), out = round(h / rms(h)) * weight, as Llama rounds.
+// RMSNorm (Zhang and Sennrich 2019), one block a row, with the residual added before where there is one:
+// h = round(x + residual), written back into residual; out = round(round(h / rms(h)) * weight). Llama rounds the
+// normalised value before the weight, and so do we. How a row is added depends on its length alone.
 #include "element.cuh"
 #include "reduce.cuh"
 
@@ -17,20 +18,19 @@ __device__ __forceinline__ void rms_norm(T* out, const T* x, T* residual, const 
         }
         squares += h * h;
     }
-    const float scale = rsqrtf(block_sum(squares, scratch) / dim + eps);
+    const float scale = rsqrtf(block_sum(squares, scratch) / static_cast<float>(dim) + eps);
+    // Each thread reads back only what it wrote itself.
     const T* h = residual != nullptr ? residual : x;
     for (int d = threadIdx.x; d < dim; d += blockDim.x) {
-        const T normalised = from_float<T>(to_float(h[row + d]) * scale);
-        out[row + d] = from_float<T>(to_float(normalised) * to_float(weight[d]));
+        out[row + d] = from_float<T>(rounded<T>(to_float(h[row + d]) * scale) * to_float(weight[d]));
     }
 }
 
-extern "C" __global__ void rms_norm_bf16(bf16* out, const bf16* x, bf16* residual, const bf16* weight, int dim,
-                                         float eps) {
-    rms_norm(out, x, residual, weight, dim, eps);
-}
+#define RMS_NORM(T)                                                                                               \
+    extern "C" __global__ void rms_norm_##T(T* out, const T* x, T* residual, const T* weight, int dim,            \
+                                            float eps) {                                                          \
+        rms_norm(out, x, residual, weight, dim, eps);                                                             \
+    }
 
-extern "C" __global__ void rms_norm_f16(f16* out, const f16* x, f16* residual, const f16* weight, int dim,
-                                        float eps) {
-    rms_norm(out, x, residual, weight, dim, eps);
-}
+RMS_NORM(bf16)
+RMS_NORM(f16)

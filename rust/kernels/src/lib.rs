@@ -6,6 +6,7 @@
 //! [`NoCuda::NoKernels`], and lists the devices.
 
 mod driver;
+pub mod launch;
 mod module;
 
 pub use driver::{CudaError, Device, Devices, Driver, NoCuda, Version};
