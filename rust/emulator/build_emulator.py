@@ -86,12 +86,7 @@ def registration(source: Path, kernels: list[dict], fatbin: str | None) -> str:
         )
     lines += ["", "const Kernel KERNELS[] = {", *rows, "};", ""]
     lines += [
-        "// Gives the library thread-local memory even if no kernel has any, and makes a thread get its own.",
-        "thread_local volatile char anchor;",
-        "",
-        "void touch_shared() { anchor = 0; }",
-        "",
-        f'const Library LIBRARY = {{"{source.name}", 0x{fatbin or "0"}u, KERNELS, {len(kernels)}, touch_shared}};',
+        f'const Library LIBRARY = {{"{source.name}", 0x{fatbin or "0"}u, KERNELS, {len(kernels)}}};',
         "",
         "__attribute__((constructor)) void tell_the_emulator() { register_library(&LIBRARY); }",
         "",

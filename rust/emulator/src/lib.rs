@@ -21,12 +21,17 @@
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 /// Names the folder of the stand-ins.
 pub const FOLDER: &str = "KVRELAY_EMULATED_CUDA";
 
 /// Set in the children.
 const CHILD: &str = "KVRELAY_EMULATED_CHILD";
+
+/// A kernel that never ends must not hold up whoever runs the tests.
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// The stand-ins, those first that others need.
 const LIBRARIES: [&str; 4] = ["libcuda.so.1", "libcuda.so", "libcublas.so.13", "libcublas.so"];
@@ -64,6 +69,18 @@ macro_rules! test_name {
     }};
 }
 
+/// Ends the process if what this returns lives for longer than `limit`.
+fn end_if_longer_than(limit: Duration) -> Sender<()> {
+    let (alive, gone) = channel();
+    std::thread::spawn(move || {
+        if gone.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("ended after {limit:?}");
+            std::process::abort();
+        }
+    });
+    alive
+}
+
 /// A test under the emulator, in a child process of its own.
 #[derive(Clone, Debug)]
 pub struct Emulated {
@@ -93,6 +110,7 @@ impl Emulated {
         let Emulated { test, settings } = self;
         if env::var_os(CHILD).is_some() {
             assert!(preload(), "a child is given {FOLDER}");
+            let _until_here = end_if_longer_than(LIMIT);
             body();
             return None;
         }

@@ -11,6 +11,13 @@
 #include "../kernel/execution.h"
 #include "settings.h"
 
+// The loader's own: where a module's thread-local segment begins for this thread, made if need be. What
+// `dlpi_tls_data` says is not enough: it knows nothing of a small segment among the static ones.
+struct ThreadLocalIndex {
+    unsigned long module, offset;
+};
+extern "C" void* __tls_get_addr(ThreadLocalIndex* index);
+
 namespace kvrelay_emulated {
 namespace {
 
@@ -21,9 +28,11 @@ std::vector<LoadedLibrary*>& loaded() {
     return *all;
 }
 
+// Empty for a library whose kernels have no static shared memory.
 struct Segment {
     unsigned char* at;
     size_t bytes;
+    bool known;
 };
 
 struct Search {
@@ -44,15 +53,15 @@ int visit(dl_phdr_info* info, size_t, void* data) {
             bytes = header.p_memsz;
         }
     }
-    if (ours) {
-        search->found = {static_cast<unsigned char*>(info->dlpi_tls_data), bytes};
+    if (ours && bytes > 0) {
+        ThreadLocalIndex index{info->dlpi_tls_modid, 0};
+        search->found = {static_cast<unsigned char*>(__tls_get_addr(&index)), bytes, true};
     }
     return ours;
 }
 
 Segment shared_segment(const Library* library) {
-    library->touch_shared();
-    Search search{reinterpret_cast<ElfW(Addr)>(library->kernels), {nullptr, 0}};
+    Search search{reinterpret_cast<ElfW(Addr)>(library->kernels), {nullptr, 0, true}};
     dl_iterate_phdr(visit, &search);
     return search.found;
 }
@@ -101,10 +110,12 @@ void LoadedLibrary::poison_shared() const {
         segments = new Segment[MAX_LIBRARIES]();
     }
     Segment& segment = segments[number];
-    if (segment.at == nullptr) {
+    if (!segment.known) {
         segment = shared_segment(library);
     }
-    std::memset(segment.at, POISON, segment.bytes);
+    if (segment.bytes > 0) {
+        std::memset(segment.at, POISON, segment.bytes);
+    }
 }
 
 bool load_libraries() {

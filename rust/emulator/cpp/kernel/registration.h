@@ -37,8 +37,6 @@ struct Library {
     uint64_t fatbin;
     const Kernel* kernels;
     uint32_t num_kernels;
-    // Gives this thread its own static shared memory of the library, all of it.
-    void (*touch_shared)();
 };
 
 KVRELAY_SHARED void register_library(const Library* library);

@@ -1,11 +1,11 @@
 //! What the tests of the emulator share: its kernels that are wrong on purpose, and a device to run them on.
 
-#![expect(dead_code, reason = "every test program uses its part of this")]
-
+use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use cudarc::driver::sys::{self, CUresult};
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, LaunchConfig, result};
 use cudarc::nvrtc::Ptx;
 use kvrelay_emulator::{Emulated, folder};
 
@@ -57,4 +57,18 @@ pub(crate) fn error<T>(result: Result<T, DriverError>) -> CUresult {
 /// What one of cudarc's raw calls returned.
 pub(crate) fn raw(result: sys::CUresult) -> Result<(), DriverError> {
     result.result()
+}
+
+/// Holds the stream up: what it is given from now on waits until something is sent.
+pub(crate) fn hold(stream: &CudaStream) -> Sender<()> {
+    unsafe extern "C" fn wait(gone: *mut c_void) {
+        // SAFETY: the box that was made a pointer of below, once.
+        let gone = unsafe { Box::from_raw(gone.cast::<Receiver<()>>()) };
+        gone.recv().expect("the test lets it go");
+    }
+    let (go, gone) = channel::<()>();
+    let gone = Box::into_raw(Box::new(gone)).cast();
+    // SAFETY: the stream is alive, and the function gets what it expects.
+    unsafe { result::stream::launch_host_function(stream.cu_stream(), wait, gone) }.unwrap();
+    go
 }

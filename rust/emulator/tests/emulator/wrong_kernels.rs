@@ -1,8 +1,6 @@
 //! Kernels that are wrong on purpose are caught, and their right twins pass in every order.
 
-mod common;
-
-use common::{Gpu, emulated, error, shape};
+use crate::common::{Gpu, emulated, error, shape};
 use cudarc::driver::PushKernelArg;
 use cudarc::driver::sys::CUresult::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED};
 use kvrelay_emulator::test_name;

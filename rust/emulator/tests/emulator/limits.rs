@@ -1,8 +1,6 @@
 //! What a device or a driver would refuse is refused, with both numbers.
 
-mod common;
-
-use common::{Gpu, emulated, error, ptx, shape};
+use crate::common::{Gpu, emulated, error, ptx, shape};
 use cudarc::driver::sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MAX_DYNAMIC;
 use cudarc::driver::sys::CUresult::{self, *};
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
