@@ -17,6 +17,7 @@ mod paged;
 mod rms_norm;
 mod rope_append;
 mod sample;
+mod tokens;
 mod weights;
 
 use std::collections::BTreeMap;
@@ -42,6 +43,7 @@ pub use paged::{KvLayout, Layer, LayerMut};
 pub use rms_norm::RmsNorm;
 pub use rope_append::{RopeAppend, RopePairs};
 pub use sample::{MAX_VOCAB, Sample};
+pub use tokens::{FeedTokens, KeepTokens};
 pub use weights::Weights;
 
 /// The head sizes that attention is compiled for.

@@ -16,10 +16,12 @@ mod attention_prefill;
 mod coverage;
 mod device;
 mod embedding;
+mod feed_tokens;
 mod gather_kv_groups;
 mod geglu;
 mod gemm;
 mod head_norm;
+mod keep_tokens;
 mod launch_errors;
 mod numbers;
 mod paged;
@@ -57,10 +59,12 @@ families![
     attention_decode_combine,
     attention_prefill,
     embedding,
+    feed_tokens,
     gather_kv_groups,
     geglu,
     gemm,
     head_norm,
+    keep_tokens,
     rms_norm,
     rope_append,
     sample,
