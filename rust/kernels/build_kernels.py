@@ -76,7 +76,9 @@ class Step:
                 return None
             names = self.depfile.read_text().split(":", 1)[1].replace("\\\n", " ")
             files |= {Path(name).resolve() for name in shlex.split(names)}
-        ours = sorted(file for file in files if file in self.inputs or any(map(file.is_relative_to, self.within)))
+        ours = sorted(
+            file for file in files if file in self.inputs or any(map(file.is_relative_to, self.within))
+        )
         if not all(file.exists() for file in ours):
             return None
         contents = [f"{file} {digest_of(file)}" for file in ours]
@@ -153,7 +155,9 @@ def merged_ptx(modules: dict[str, str]) -> str:
             newest = ".".join(map(str, NEWEST_PTX))
             raise BuildError(f"the PTX of {name} has version {found[1]}.{found[2]}, newer than {newest}")
         if header is not None and header != found[0]:
-            raise BuildError(f"the PTX of {name} has another header than the PTX before it: {found[0]!r}, {header!r}")
+            raise BuildError(
+                f"the PTX of {name} has another header than the PTX before it: {found[0]!r}, {header!r}"
+            )
         header, lines = found[0], []
         for line in text[found.end() :].splitlines():
             # What several files declare in the same words is declared once; entries are never dropped.
@@ -221,7 +225,9 @@ def refuse_spills(kernels: dict[str, dict]) -> None:
         for target, used in kernel["targets"].items():
             for what in ("stack", "spill_stores", "spill_loads"):
                 if used[what]:
-                    wrong.append(f"{name} ({kernel['source']}) on {target}: {used[what]} bytes of {what.replace('_', ' ')}, not 0")
+                    wrong.append(
+                        f"{name} ({kernel['source']}) on {target}: {used[what]} bytes of {what.replace('_', ' ')}, not 0"
+                    )
     if wrong:
         raise BuildError("kernels that do not fit into registers:\n  " + "\n  ".join(wrong))
 
@@ -285,7 +291,15 @@ class Build:
         steps = []
         for target in TARGETS:
             output = self.out / "parts" / self.name / f"sm_{target}.cubin"
-            command = [str(self.tool("ptxas")), "-v", "-O3", f"-arch=sm_{target}", "-o", str(output), str(ptx)]
+            command = [
+                str(self.tool("ptxas")),
+                "-v",
+                "-O3",
+                f"-arch=sm_{target}",
+                "-o",
+                str(output),
+                str(ptx),
+            ]
             steps.append(Step(command, output, (ptx,), ()))
         run_all(steps, self.jobs)
         usage = {f"sm_{target}": usage_of(step.log()) for target, step in zip(TARGETS, steps, strict=True)}
@@ -293,7 +307,10 @@ class Build:
 
     def fatbin(self, ptx: Path, cubins: list[Path]) -> Path:
         output = self.out / f"{self.name}.fatbin"
-        images = [f"--image3=kind=elf,sm={target},file={cubin}" for target, cubin in zip(TARGETS, cubins, strict=True)]
+        images = [
+            f"--image3=kind=elf,sm={target},file={cubin}"
+            for target, cubin in zip(TARGETS, cubins, strict=True)
+        ]
         images.append(f"--image3=kind=ptx,sm={PTX_TARGET},file={ptx}")
         command = [str(self.tool("fatbinary")), f"--create={output}", "-64", "-compress-all", *images]
         Step(command, output, (ptx, *cubins), ()).run()
@@ -337,7 +354,9 @@ def main() -> None:
     build = Build(sources, out, given.name, toolkit(out / "toolkit"), given.jobs)
     manifest = build.manifest(given.ptx_only)
     write_if_changed(out / f"{given.name}.json", json.dumps(manifest, indent=1) + "\n")
-    print(f"{len(manifest['kernels'])} kernels, {manifest['fatbin']['bytes']} bytes of fatbin: {out / given.name}.*")
+    print(
+        f"{len(manifest['kernels'])} kernels, {manifest['fatbin']['bytes']} bytes of fatbin: {out / given.name}.*"
+    )
 
 
 if __name__ == "__main__":

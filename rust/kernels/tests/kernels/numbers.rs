@@ -101,11 +101,15 @@ pub(crate) fn compare(what: &str, found: &[f64], expected: &[f64], within: Withi
 }
 
 /// That intermediate results are rounded where they should be: a hair in a sum turns few roundings, one
-/// rounding more or less turns every fourth number.
+/// rounding more or less turns every fourth number. Of less than a hundred numbers nothing is said.
 #[track_caller]
 pub(crate) fn mostly_identical(what: &str, found: &[f64], expected: &[f64]) {
     let same = found.iter().zip(expected).filter(|(f, e)| f == e).count();
-    assert!(same * 100 >= found.len() * 95, "{what}: only {same} of {} numbers are the same", found.len());
+    assert!(
+        found.len() < 100 || same * 100 >= found.len() * 95,
+        "{what}: only {same} of {} numbers are the same",
+        found.len()
+    );
 }
 
 /// The same bits.
