@@ -5,12 +5,15 @@
 //! order. Layers are gathered in *layer groups* of neighbours, so that a whole block, or one
 //! group of it, is one run of bytes.
 
+use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use kvrelay_model::{DType, LlamaConfig};
 
 use super::BackendError;
+use super::cuda::{CudaDevice, DeviceMemory};
 
 /// Layer groups of a block unless the model has fewer layers.
 pub const DEFAULT_LAYER_GROUPS: usize = 8;
@@ -46,6 +49,12 @@ impl KvGeometry {
             num_layer_groups: DEFAULT_LAYER_GROUPS.min(config.num_layers),
             model_digest,
         }
+    }
+
+    /// The same layout of elements stored as `dtype`.
+    #[must_use]
+    pub fn with_dtype(self, dtype: DType) -> Self {
+        Self { dtype, ..self }
     }
 
     /// Elements of one layer's keys in a block (and of its values).
@@ -105,7 +114,8 @@ impl KvGeometry {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), BackendError> {
+    /// Refuses an empty layout, and elements other than `dtype`.
+    fn check(&self, dtype: DType) -> Result<(), BackendError> {
         let fields = [
             ("block size", self.block_size),
             ("layers", self.num_layers),
@@ -125,10 +135,10 @@ impl KvGeometry {
                 found: self.num_layer_groups.to_string(),
             });
         }
-        if self.dtype != DType::F32 {
+        if self.dtype != dtype {
             return Err(BackendError::Config {
                 what: "KV dtype",
-                expected: "F32".into(),
+                expected: dtype.name().into(),
                 found: self.dtype.name().into(),
             });
         }
@@ -146,32 +156,103 @@ impl KvGeometry {
 pub struct KvPool {
     geometry: KvGeometry,
     num_blocks: usize,
-    memory: NonNull<f32>,
+    memory: Memory,
+}
+
+/// Where the blocks of a pool lie.
+enum Memory {
+    Host(HostMemory),
+    Device(DeviceMemory),
+}
+
+/// Where the blocks of a pool lie, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Location {
+    /// In the memory of this machine.
+    Host,
+    /// In that of a CUDA device.
+    Cuda {
+        /// Its number.
+        ordinal: usize,
+    },
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Cuda { ordinal } => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// Memory of this machine: a boxed slice taken apart.
+struct HostMemory {
+    start: NonNull<f32>,
     len: usize,
 }
 
-// SAFETY: the pool is plain memory; threads reach it only through `unsafe` calls whose contract
-// excludes conflicting access, see the type's documentation.
-unsafe impl Send for KvPool {}
+// SAFETY: plain memory, reached through the pool's `unsafe` calls alone, whose contract excludes
+// conflicting access, see the pool's documentation.
+unsafe impl Send for HostMemory {}
 // SAFETY: as above; the safe methods read only fields that never change.
-unsafe impl Sync for KvPool {}
+unsafe impl Sync for HostMemory {}
 
-impl KvPool {
-    /// A pool of `num_blocks` zeroed blocks; the system commits the memory as it is used.
-    pub fn new(geometry: KvGeometry, num_blocks: usize) -> Result<Self, BackendError> {
-        geometry.check()?;
-        let len = geometry.block_len().checked_mul(num_blocks).filter(|&n| n <= isize::MAX as usize / 4);
-        let Some(len) = len.filter(|&n| n > 0 && num_blocks <= u32::MAX as usize) else {
-            return Err(BackendError::Config {
-                what: "KV blocks",
-                expected: "between 1 and what memory can hold".into(),
-                found: num_blocks.to_string(),
-            });
-        };
+impl HostMemory {
+    fn new(len: usize) -> Self {
         let memory = Box::into_raw(vec![0.0_f32; len].into_boxed_slice());
         // A box is never null.
-        let memory = NonNull::new(memory.cast::<f32>()).unwrap_or(NonNull::dangling());
-        Ok(Self { geometry, num_blocks, memory, len })
+        Self { start: NonNull::new(memory.cast::<f32>()).unwrap_or(NonNull::dangling()), len }
+    }
+
+    /// The element at `index`.
+    fn at(&self, index: usize) -> *mut f32 {
+        assert!(index < self.len, "element {index} of {}", self.len);
+        // SAFETY: the index was checked, so the offset stays inside the allocation.
+        unsafe { self.start.as_ptr().add(index) }
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        let slice = std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
+        // SAFETY: pointer and length are those of the box that `new` took apart.
+        drop(unsafe { Box::from_raw(slice) });
+    }
+}
+
+impl KvPool {
+    /// A pool of `num_blocks` zeroed blocks in the host's memory, of `f32` elements; the system commits
+    /// the memory as it is used.
+    pub fn new(geometry: KvGeometry, num_blocks: usize) -> Result<Self, BackendError> {
+        let len = checked_len(&geometry, DType::F32, num_blocks)?;
+        Ok(Self { geometry, num_blocks, memory: Memory::Host(HostMemory::new(len)) })
+    }
+
+    /// A pool of `num_blocks` zeroed blocks in a device's memory, of `BF16` elements.
+    pub fn on_device(
+        geometry: KvGeometry,
+        num_blocks: usize,
+        device: &Arc<CudaDevice>,
+    ) -> Result<Self, BackendError> {
+        let len = checked_len(&geometry, DType::BF16, num_blocks)?;
+        Ok(Self { geometry, num_blocks, memory: Memory::Device(DeviceMemory::new(device, len)?) })
+    }
+
+    /// Where the blocks lie.
+    pub fn location(&self) -> Location {
+        match &self.memory {
+            Memory::Host(_) => Location::Host,
+            Memory::Device(memory) => Location::Cuda { ordinal: memory.device().ordinal() },
+        }
+    }
+
+    /// The memory of a pool on a device.
+    pub(super) fn device(&self) -> Option<&DeviceMemory> {
+        match &self.memory {
+            Memory::Host(_) => None,
+            Memory::Device(memory) => Some(memory),
+        }
     }
 
     /// How blocks are laid out.
@@ -184,14 +265,21 @@ impl KvPool {
         self.num_blocks
     }
 
-    /// The start of a block.
+    /// The element at which a block begins.
+    fn start_of(&self, block: u32) -> usize {
+        assert!((block as usize) < self.num_blocks, "block {block} of {}", self.num_blocks);
+        block as usize * self.geometry.block_len()
+    }
+
+    /// The start of a block in the host's memory.
     ///
     /// # Panics
-    /// If there is no such block.
+    /// If there is no such block, or the pool lies elsewhere.
     pub(crate) fn block(&self, block: u32) -> *mut f32 {
-        assert!((block as usize) < self.num_blocks, "block {block} of {}", self.num_blocks);
-        // SAFETY: the block number was checked, so the offset stays inside the allocation.
-        unsafe { self.memory.as_ptr().add(block as usize * self.geometry.block_len()) }
+        match &self.memory {
+            Memory::Host(memory) => memory.at(self.start_of(block)),
+            Memory::Device(_) => panic!("a pool in device memory has no address here"),
+        }
     }
 
     /// Copies a block out, for transports and tests.
@@ -200,14 +288,21 @@ impl KvPool {
     /// Nothing may write the block's `group` while this runs.
     ///
     /// # Panics
-    /// If there is no such block or group, or `out` is not as long as the group.
+    /// If there is no such block or group, `out` is not as long as the group, or the device fails.
     pub unsafe fn read_group(&self, block: u32, group: usize, out: &mut [f32]) {
         let range = self.geometry.group_range(group);
         assert_eq!(out.len(), range.len(), "elements of a layer group");
-        // SAFETY: source and length lie inside the block; the caller excludes writers; `out` is
-        // exclusively borrowed and cannot overlap the pool.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.block(block).add(range.start), out.as_mut_ptr(), range.len());
+        let start = self.start_of(block) + range.start;
+        match &self.memory {
+            // SAFETY: source and length lie inside the block; the caller excludes writers; `out` is
+            // exclusively borrowed and cannot overlap the pool.
+            Memory::Host(memory) => unsafe {
+                std::ptr::copy_nonoverlapping(memory.at(start), out.as_mut_ptr(), range.len());
+            },
+            // SAFETY: as above.
+            Memory::Device(memory) => unsafe {
+                memory.read(start..start + range.len(), out).unwrap_or_else(|error| panic!("{error}"));
+            },
         }
     }
 
@@ -217,31 +312,42 @@ impl KvPool {
     /// Nothing may read or write the block's `group` while this runs.
     ///
     /// # Panics
-    /// If there is no such block or group, or `from` is not as long as the group.
+    /// If there is no such block or group, `from` is not as long as the group, or the device fails.
     pub unsafe fn write_group(&self, block: u32, group: usize, from: &[f32]) {
         let range = self.geometry.group_range(group);
         assert_eq!(from.len(), range.len(), "elements of a layer group");
-        // SAFETY: as in `read_group`, with the caller excluding readers too.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from.as_ptr(), self.block(block).add(range.start), range.len());
+        let start = self.start_of(block) + range.start;
+        match &self.memory {
+            // SAFETY: as in `read_group`, with the caller excluding readers too.
+            Memory::Host(memory) => unsafe {
+                std::ptr::copy_nonoverlapping(from.as_ptr(), memory.at(start), range.len());
+            },
+            // SAFETY: as above.
+            Memory::Device(memory) => unsafe {
+                memory.write(start, from).unwrap_or_else(|error| panic!("{error}"));
+            },
         }
     }
 }
 
-impl Drop for KvPool {
-    fn drop(&mut self) {
-        let slice = std::ptr::slice_from_raw_parts_mut(self.memory.as_ptr(), self.len);
-        // SAFETY: pointer and length are those of the box that `new` took apart.
-        drop(unsafe { Box::from_raw(slice) });
-    }
+/// Elements of a pool, if such a pool can be.
+fn checked_len(geometry: &KvGeometry, dtype: DType, num_blocks: usize) -> Result<usize, BackendError> {
+    geometry.check(dtype)?;
+    let len = geometry.block_len().checked_mul(num_blocks).filter(|&n| n <= isize::MAX as usize / 4);
+    len.filter(|&n| n > 0 && num_blocks <= i32::MAX as usize).ok_or_else(|| BackendError::Config {
+        what: "KV blocks",
+        expected: "between 1 and what memory can hold".into(),
+        found: num_blocks.to_string(),
+    })
 }
 
-impl std::fmt::Debug for KvPool {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for KvPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KvPool")
             .field("geometry", &self.geometry)
             .field("num_blocks", &self.num_blocks)
-            .finish_non_exhaustive()
+            .field("location", &self.location())
+            .finish()
     }
 }
 
@@ -271,17 +377,26 @@ pub unsafe fn copy_blocks(
         }
     }
     let range = group.map_or(0..source.geometry.block_len(), |g| source.geometry.group_range(g));
-    for &(from, to) in pairs {
-        // SAFETY: blocks and range were checked; the caller excludes every other access.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                source.block(from).add(range.start),
-                destination.block(to).add(range.start),
-                range.len(),
-            );
+    let runs = pairs.iter().map(|&(from, to)| {
+        (source.start_of(from) + range.start, destination.start_of(to) + range.start, range.len())
+    });
+    match (&source.memory, &destination.memory) {
+        (Memory::Host(here), Memory::Host(there)) => {
+            for (from, to, len) in runs {
+                // SAFETY: blocks and range were checked; the caller excludes every other access.
+                unsafe { std::ptr::copy_nonoverlapping(here.at(from), there.at(to), len) };
+            }
+            Ok(())
         }
+        // SAFETY: as above.
+        (Memory::Device(here), Memory::Device(there)) => unsafe { here.copy_to(there, runs) },
+        // Their elements differ too, so the peers have been refused already.
+        _ => Err(BackendError::Peer {
+            what: "memory",
+            here: source.location().to_string(),
+            there: destination.location().to_string(),
+        }),
     }
-    Ok(())
 }
 
 #[cfg(test)]

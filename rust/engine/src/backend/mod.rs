@@ -8,7 +8,9 @@
 //!
 //! Nothing is allocated inside a step: all buffers are made at construction from [`Limits`].
 
+mod checks;
 pub mod cpu;
+pub mod cuda;
 mod kv;
 
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use std::time::Duration;
 
 use kvrelay_model::SamplingParams;
 
-pub use kv::{DEFAULT_LAYER_GROUPS, KvGeometry, KvPool, copy_blocks};
+pub use kv::{DEFAULT_LAYER_GROUPS, KvGeometry, KvPool, Location, copy_blocks};
 
 /// How large a step may be; a backend's buffers are made from it once.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -208,6 +210,28 @@ pub enum BackendError {
         /// Its value at the other.
         there: String,
     },
+    /// A device's memory is too small for what it is to hold.
+    #[error("{device}: {what}: needs {needed} bytes, {free} are free")]
+    DeviceMemory {
+        /// The device, such as `cuda:0`.
+        device: String,
+        /// What the memory is for.
+        what: &'static str,
+        /// Bytes that are asked for.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// The driver of a device refused something, or the device failed.
+    #[error("{device}: {doing} failed: {reason}")]
+    Device {
+        /// The device, such as `cuda:0`.
+        device: String,
+        /// What was being done.
+        doing: &'static str,
+        /// The driver's words.
+        reason: String,
+    },
     /// The device, or the thread that drives it, is gone; no later step will run.
     #[error("the backend stopped: {0}")]
     Stopped(String),
@@ -218,6 +242,13 @@ pub enum BackendError {
 pub struct Progress {
     state: std::sync::Mutex<ProgressState>,
     changed: std::sync::Condvar,
+    marks: Option<Arc<dyn Marks>>,
+}
+
+/// What tells how far a device has come with steps that it was given.
+pub trait Marks: Send + Sync + std::fmt::Debug {
+    /// Blocks until the KV that step `ticket` writes in layer groups `0..=group` is complete.
+    fn wait(&self, ticket: u64, group: usize) -> Result<(), BackendError>;
 }
 
 #[derive(Debug, Default)]
@@ -231,16 +262,24 @@ struct ProgressState {
 }
 
 impl Progress {
+    /// For backends whose [`Progress::advance`] says that the device was given a step, of which
+    /// `marks` knows how far it has come.
+    pub fn with_marks(marks: Arc<dyn Marks>) -> Self {
+        Self { marks: Some(marks), ..Self::default() }
+    }
+
     /// Blocks until the KV that step `ticket` writes in layer groups `0..=group` is complete.
     pub fn wait(&self, ticket: Ticket, group: usize) -> Result<(), BackendError> {
-        let mut state = self.lock();
-        while (state.ticket, state.groups) < (ticket.0, group + 1) {
-            if state.stopped {
-                return Err(BackendError::Stopped(format!("before step {} wrote its KV", ticket.0)));
+        {
+            let mut state = self.lock();
+            while (state.ticket, state.groups) < (ticket.0, group + 1) {
+                if state.stopped {
+                    return Err(BackendError::Stopped(format!("before step {} wrote its KV", ticket.0)));
+                }
+                state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
             }
-            state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
-        Ok(())
+        self.marks.as_ref().map_or(Ok(()), |marks| marks.wait(ticket.0, group))
     }
 
     /// For backends: step `ticket` has written the KV of its first `groups` layer groups.

@@ -20,7 +20,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use self::forward::Forward;
-use self::step::{Checks, StepBuffer};
+use self::step::StepBuffer;
+use super::checks::{self, Checks};
 use super::{Backend, BackendError, KvGeometry, KvPool, Limits, Progress, Row, StepOutput, Ticket};
 
 pub use kernels::{Tier, vector_instructions};
@@ -92,7 +93,8 @@ impl CpuBackend {
         limits: Limits,
         pool: Arc<KvPool>,
     ) -> Result<Self, BackendError> {
-        check_config(&weights, config, &limits)?;
+        let more = [("threads", config.threads), ("queue depth", config.queue_depth)];
+        checks::check_limits(&limits, weights.config().context_length, &more)?;
         let geometry = KvGeometry::new(weights.config(), weights.digest(), pool.geometry().block_size);
         geometry.check_peer(pool.geometry())?;
         let depth = config.queue_depth;
@@ -142,30 +144,6 @@ impl CpuBackend {
     fn stopped<T>(&self) -> Result<T, BackendError> {
         Err(BackendError::Stopped("its thread ended".into()))
     }
-}
-
-fn check_config(weights: &CpuWeights, config: &CpuConfig, limits: &Limits) -> Result<(), BackendError> {
-    let least = [
-        ("threads", config.threads),
-        ("queue depth", config.queue_depth),
-        ("rows in a step", limits.max_rows),
-        ("tokens in a step", limits.max_tokens),
-        ("logits in a step", limits.max_logits),
-        ("positions", limits.max_positions),
-        ("slots", limits.max_slots),
-    ];
-    for (what, found) in least {
-        if found == 0 {
-            return Err(BackendError::Config { what, expected: "at least 1".into(), found: "0".into() });
-        }
-    }
-    let context = weights.config().context_length;
-    if limits.max_positions > context {
-        let expected = format!("at most {context}, the model's context length");
-        let found = limits.max_positions.to_string();
-        return Err(BackendError::Config { what: "positions", expected, found });
-    }
-    Ok(())
 }
 
 /// Tells those who wait for progress that there will be none, however the leader ends.
