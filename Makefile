@@ -91,7 +91,7 @@ emulated-cuda: $(FATBIN) # The emulator, with the kernels, and with those that a
 
 # Of all packages, as in test-rust, so that both share what is built; there they are skipped.
 .PHONY: test-cuda
-test-cuda: emulated-cuda ## The CUDA kernels and their emulator, run on the CPU
+test-cuda: emulated-cuda ## The CUDA kernels, their emulator and CUDA workers, run on the CPU
 	KVRELAY_EMULATED_CUDA=$(EMULATED) $(CARGO) test --quiet --release $(CARGO_FLAGS) \
 		--test emulator --test loading --test kernels
 

@@ -7,29 +7,37 @@ use kvrelay_model::DType;
 
 use crate::common::{alone, backend, cpu, fast, ids, invariant, row, run, tables, tiny, weights};
 
-/// How far a logit may be off, where bf16 rounds weights, activations and KV.
-const WITHIN: f32 = 3e-2;
+/// How far a position's logits may be off, as a share of their size: bf16 keeps 8 bits of every weight,
+/// activation, key and value, and some twenty such roundings follow each other.
+const WITHIN: f64 = 3e-2;
 
 /// A first choice that leads by more must be the same.
 const MARGIN: f32 = 0.1;
 
+fn size(numbers: impl Iterator<Item = f32>) -> f64 {
+    numbers.map(|number| f64::from(number).powi(2)).sum::<f64>().sqrt()
+}
+
+fn first_and_lead(logits: &[f32]) -> (usize, f32) {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    (order[0], logits[order[0]] - logits[order[1]])
+}
+
 fn compare(what: &str, vocab: usize, found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len(), "{what}");
-    let mut worst = 0.0_f32;
+    let mut num_leading = 0;
     for (position, (found, expected)) in found.chunks(vocab).zip(expected.chunks(vocab)).enumerate() {
-        for (f, e) in found.iter().zip(expected) {
-            assert!(f.is_finite(), "{what}: position {position}");
-            worst = worst.max((f - e).abs());
-        }
-        let mut order: Vec<usize> = (0..vocab).collect();
-        order.sort_by(|&a, &b| expected[b].total_cmp(&expected[a]));
-        if expected[order[0]] - expected[order[1]] > MARGIN {
-            let first = (0..vocab).max_by(|&a, &b| found[a].total_cmp(&found[b])).unwrap();
-            assert_eq!(first, order[0], "{what}: first choice at position {position}");
+        let off = size(found.iter().zip(expected).map(|(f, e)| f - e)) / size(expected.iter().copied());
+        // Not a number is never near.
+        assert!(off <= WITHIN, "{what}: position {position} is off by {off}");
+        let (first, lead) = first_and_lead(expected);
+        if lead > MARGIN {
+            num_leading += 1;
+            assert_eq!(first_and_lead(found).0, first, "{what}: first choice at position {position}");
         }
     }
-    println!("{what}: off by {worst}");
-    assert!(worst <= WITHIN, "{what}: off by {worst}");
+    assert!(num_leading * 2 > expected.len() / vocab, "{what}: {num_leading} first choices lead by {MARGIN}");
 }
 
 /// A prompt in one piece, then in chunks and single tokens, in each tier.
