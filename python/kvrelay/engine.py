@@ -153,19 +153,23 @@ class Engine:
         ``"smollm2-135m"`` (the demo model), a GGUF file, a folder with safetensors, or a Hugging Face
         repo id where ``huggingface_hub`` is installed.
     topology
-        ``"1P1D"``, ``"2M"``, ``"1P1D1M"``, …: every worker is a thread group with a KV pool of its own.
+        ``"1P1D"``, ``"2M"``, ``"1P1D1M"``, …: every worker has a KV pool of its own, and on the CPU a
+        group of threads, on CUDA a stream.
     policy
         As for :func:`kvrelay.simulate`; the very same object will do.
     device
-        ``"cpu"`` or ``"auto"``. CUDA devices: see :func:`kvrelay.devices` for why they are not usable.
+        ``"cpu"``; ``"cuda:0"``; ``"cuda"``, all CUDA devices, to which workers are dealt round; or
+        ``"auto"``, CUDA where it is usable and its kernels are made for the model, else the CPU.
+        :func:`kvrelay.devices` says what is usable and why the rest is not.
     numerics
         ``"fast"``, or ``"invariant"``: every token is, bit for bit, that of its request alone, whatever
         else runs.
     threads_per_worker
-        The machine's cores, shared evenly, by default. ``pin`` keeps each worker's threads on cores of
+        On the CPU. The machine's cores, shared evenly, by default. ``pin`` keeps each worker's threads on cores of
         its own, where there are enough for all.
     kv_tokens
-        KV capacity of every worker; 512 MiB of it by default.
+        KV capacity of every worker. By default on the CPU 512 MiB, on CUDA what is free on the device,
+        less a tenth, the weights and the buffers.
     max_batch, max_prefill_tokens, block_tokens, max_model_len, prefix_caching
         As for :class:`kvrelay.Cluster`; longer prompts are chunked.
 
@@ -192,7 +196,6 @@ class Engine:
         prefix_caching: bool = True,
         seed: int = 0,
     ) -> None:
-        _check_device(device)
         block_tokens = whole("block_tokens", block_tokens, 1)
         kv_tokens = optional_whole("kv_tokens", kv_tokens, block_tokens, MAX_U32 * block_tokens)
         self.topology = topology
@@ -212,6 +215,7 @@ class Engine:
             self.path,
             text("topology", topology),
             resolve(policy),
+            text("device", device),
             text("numerics", numerics),
             optional_whole("threads_per_worker", threads_per_worker, 1, 1024),
             bool(pin),
@@ -417,17 +421,6 @@ class Engine:
         )
         head = "<tr><th>worker</th><th>role</th><th>device</th><th>threads</th><th>KV blocks</th></tr>"
         return f"<b>{html.escape(self._name)}</b> ({html.escape(self._core.model_name)}), {self.topology}, policy {html.escape(name_of(self.policy))}<table>{head}{rows}</table>"
-
-
-def _check_device(device: Any) -> None:
-    device = text("device", device)
-    if device in ("cpu", "auto"):
-        return
-    if device.startswith("cuda"):
-        from kvrelay.devices import devices
-
-        raise ConfigError(f"device {device!r}: {devices().why_no_cuda}", device=device)
-    raise ConfigError(f"device {device!r}; known: cpu, auto, cuda, cuda:0, …", device=device)
 
 
 def _check_prompt(name: str, prompt: Any) -> None:

@@ -7,6 +7,7 @@ use kvrelay_core::slo::Slo;
 use kvrelay_core::time::Time;
 use kvrelay_model::SamplingParams;
 
+use crate::device::DeviceChoice;
 use crate::transfer::MakeTransport;
 
 /// Which kernels compute.
@@ -26,7 +27,9 @@ pub type AroundLoop = Box<dyn FnOnce(Box<dyn FnOnce() + Send>) + Send>;
 pub struct EngineConfig {
     /// Workers and their first roles.
     pub topology: Topology,
-    /// Threads of each worker; the machine's cores, shared evenly, when `None`.
+    /// Where they compute.
+    pub device: DeviceChoice,
+    /// Threads of each worker on the CPU; the machine's cores, shared evenly, when `None`.
     pub threads_per_worker: Option<usize>,
     /// Keep each worker's threads on cores of its own, where there are enough.
     pub pin: bool,
@@ -37,8 +40,9 @@ pub struct EngineConfig {
     pub limits: Limits,
     /// KV blocks of each worker; as many as `kv_memory` holds when `None`.
     pub kv_blocks: Option<u32>,
-    /// Bytes of KV of each worker.
-    pub kv_memory: u64,
+    /// Bytes of KV of each worker. When `None`: on the CPU 512 MiB, on CUDA devices nine tenths of
+    /// what is free there, less weights and buffers, shared evenly.
+    pub kv_memory: Option<u64>,
     /// Whether prompts share the KV of equal prefixes.
     pub prefix_caching: bool,
     /// What policies predict with; measured at the start when `None`.
@@ -54,18 +58,19 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// The defaults for `topology`: at most 64 requests and 2,048 prompt tokens a step, 512 MiB of
-    /// KV a worker, prefixes shared.
+    /// The defaults for `topology`: on the CPU, at most 64 requests and 2,048 prompt tokens a step,
+    /// prefixes shared.
     pub fn new(topology: Topology) -> EngineConfig {
         let limits = Limits { max_batch: 64, max_prefill_tokens: 2048, ..Limits::default() };
         EngineConfig {
             topology,
+            device: DeviceChoice::Cpu,
             threads_per_worker: None,
             pin: false,
             numerics: Numerics::Fast,
             limits,
             kv_blocks: None,
-            kv_memory: 512 << 20,
+            kv_memory: None,
             prefix_caching: true,
             belief: None,
             seed: 0,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -15,21 +15,20 @@ use kvrelay_core::time::Time;
 use kvrelay_core::watch::Watch;
 use kvrelay_model::{Model, TextStream};
 
-use crate::backend::cpu::{CpuBackend, CpuConfig, CpuWeights, Tier};
-use crate::backend::{self, Backend, Input, KvGeometry, Logits, Row};
+use crate::backend::{self, Backend, Input, Logits, Row};
 use crate::calibrate::calibrate;
 use crate::clock::Clock;
-use crate::config::{EngineConfig, Numerics, RunOptions, Submission};
+use crate::config::{EngineConfig, RunOptions, Submission};
 use crate::digest::BlockHasher;
 use crate::driver::{Driver, Link, Message, Public, RunRequest, RunShared, Settings, Submitted};
 use crate::error::EngineError;
+use crate::fleet::{self, Apart, Fleet, Placed};
 use crate::handle::{Handle, Stream, StreamEnd};
 use crate::prompt::PromptMaker;
 use crate::record::Recording;
 use crate::sequence::{Reader, Sequence};
-use crate::setup::{check_backends, checked_belief, core_limits, kv_blocks, start_loop, step_limits};
+use crate::setup::{check_backends, checked_belief, core_limits, start_loop};
 use crate::transfer::{Local, Reports, Transport};
-use crate::{cores, memory};
 
 /// How often a run's caller looks on.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -54,7 +53,7 @@ pub struct WorkerInfo {
     pub role: Role,
     /// The device and its numeric tier.
     pub device: String,
-    /// Threads that compute.
+    /// Threads that compute; 0 where a device does.
     pub threads: usize,
     /// Cores that they are kept on; empty if the system chooses.
     pub cores: Vec<usize>,
@@ -71,9 +70,7 @@ struct Submitter {
 /// Real workers under one scheduler. Dropping it ends what is live, and joins all threads.
 pub struct Engine {
     model: Arc<Model>,
-    tier: Tier,
-    /// The workers' own where they are CPUs; made when [`Engine::logits`] first needs them otherwise.
-    weights: OnceLock<Arc<CpuWeights>>,
+    apart: Apart,
     clock: Clock,
     settings: Settings,
     workers: Vec<WorkerInfo>,
@@ -84,40 +81,16 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Makes the workers of `config` on this machine's CPU and starts serving under `policy`.
-    /// Memory is planned first, and refused with the numbers if the machine has less.
+    /// Makes the workers of `config` on the devices that it names and starts serving under `policy`.
+    /// Memory is planned first, and refused with the numbers if a device has less.
     pub fn new(
         model: Arc<Model>,
         config: EngineConfig,
         policy: Box<dyn Policy>,
     ) -> Result<Engine, EngineError> {
         let limits = core_limits(&model, &config)?;
-        let step = step_limits(&limits);
-        let workers = config.topology.roles().len();
-        let geometry = KvGeometry::new(model.config(), model.digest(), limits.block_tokens as usize);
-        let kv_blocks = kv_blocks(&config, &geometry)?;
-        let plan = memory::Plan::new(&model, config.numerics, &geometry, &step, workers, kv_blocks);
-        plan.check(memory::available())?;
-        let cores = cores::available();
-        let default_threads = cores::threads_per_worker(&cores, workers);
-        let threads = config.threads_per_worker.unwrap_or(default_threads);
-        let weights = Arc::new(CpuWeights::new(&model, tier(config.numerics)));
-        let mut backends: Vec<Box<dyn Backend>> = Vec::with_capacity(workers);
-        let mut placed = Vec::with_capacity(workers);
-        for index in 0..workers {
-            let cores =
-                if config.pin { cores::of_worker(&cores, workers, threads, index) } else { Vec::new() };
-            let cpu = CpuConfig {
-                threads,
-                cores: cores.clone(),
-                queue_depth: 2,
-                block_size: limits.block_tokens as usize,
-                num_blocks: kv_blocks as usize,
-            };
-            backends.push(Box::new(CpuBackend::new(weights.clone(), &cpu, step.clone())?));
-            placed.push((threads, cores));
-        }
-        Engine::start(model, OnceLock::from(weights), config, limits, backends, placed, policy)
+        let fleet = fleet::make(&model, &config, &limits)?;
+        Engine::start(model, config, limits, fleet, policy)
     }
 
     /// Serves with the given backends, one a worker of `config`'s topology: for devices of one's
@@ -130,26 +103,27 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         let limits = core_limits(&model, &config)?;
         check_backends(&config, &limits, &backends)?;
-        let placed = vec![(config.threads_per_worker.unwrap_or(1), Vec::new()); backends.len()];
-        Engine::start(model, OnceLock::new(), config, limits, backends, placed, policy)
+        let threads = config.threads_per_worker.unwrap_or(1);
+        let placed = vec![Placed { threads, cores: Vec::new() }; backends.len()];
+        let fleet = Fleet { placed, backends, apart: Apart::unknown(config.numerics) };
+        Engine::start(model, config, limits, fleet, policy)
     }
 
     fn start(
         model: Arc<Model>,
-        weights: OnceLock<Arc<CpuWeights>>,
         config: EngineConfig,
         limits: Limits,
-        mut backends: Vec<Box<dyn Backend>>,
-        placed: Vec<(usize, Vec<usize>)>,
+        fleet: Fleet,
         policy: Box<dyn Policy>,
     ) -> Result<Engine, EngineError> {
+        let Fleet { mut backends, placed, apart } = fleet;
         let clock = Clock::start();
         let belief = match config.belief {
             Some(belief) => checked_belief(belief, backends.len())?,
             None => calibrate(&mut backends, clock)?,
         };
         let roles = config.topology.roles();
-        let describe = |(index, (threads, cores)): (usize, _)| WorkerInfo {
+        let describe = |(index, Placed { threads, cores }): (usize, _)| WorkerInfo {
             id: WorkerId(index as u32),
             role: roles[index],
             device: backends[index].name().to_owned(),
@@ -199,8 +173,7 @@ impl Engine {
         let thread = start_loop(config.around_loop, Box::new(body))?;
         let engine = Engine {
             model,
-            tier: tier(config.numerics),
-            weights,
+            apart,
             clock,
             settings,
             workers,
@@ -362,10 +335,8 @@ impl Engine {
             max_slots: 1,
         };
         let block_size = self.settings.limits.block_tokens as usize;
-        let num_blocks = positions.div_ceil(block_size);
-        let cpu = CpuConfig { block_size, num_blocks, ..CpuConfig::default() };
-        let weights = self.weights.get_or_init(|| Arc::new(CpuWeights::new(&self.model, self.tier)));
-        let mut backend = CpuBackend::new(weights.clone(), &cpu, limits)?;
+        let mut backend = self.apart.backend(&self.model, limits, block_size)?;
+        let num_blocks = backend.pool().num_blocks();
         let blocks: Vec<u32> = (0..num_blocks as u32).collect();
         let mut logits = Vec::with_capacity(tokens.len());
         for (index, ids) in tokens.chunks(CHUNK).enumerate() {
@@ -420,13 +391,6 @@ impl Drop for Engine {
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").field("model", &self.model.name()).field("workers", &self.workers).finish()
-    }
-}
-
-fn tier(numerics: Numerics) -> Tier {
-    match numerics {
-        Numerics::Invariant => Tier::Scalar,
-        Numerics::Fast => Tier::Vector,
     }
 }
 

@@ -2,9 +2,11 @@
 
 use kvrelay_core::kv::IntegrityError;
 use kvrelay_core::policy::PolicyFault;
+use kvrelay_kernels::NoCuda;
 use kvrelay_model::ModelError;
 
 use crate::backend::BackendError;
+use crate::device::DeviceChoice;
 
 /// Why an engine could not be made, or did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +45,30 @@ pub enum EngineError {
         available: u64,
         /// Its parts.
         parts: String,
+    },
+    /// A device has less memory than the engine would take of it.
+    #[error(
+        "{device}: the engine needs {} ({parts}), but {} are free; lower the KV memory, the workers, or the batch",
+        mebibytes(*needed),
+        mebibytes(*free)
+    )]
+    DeviceMemory {
+        /// The device.
+        device: String,
+        /// All of it, in bytes.
+        needed: u64,
+        /// What is free, in bytes.
+        free: u64,
+        /// Its parts.
+        parts: String,
+    },
+    /// CUDA was asked for, and is not usable.
+    #[error("device {device}: {reason}")]
+    NoCuda {
+        /// What was asked for.
+        device: DeviceChoice,
+        /// Why not.
+        reason: NoCuda,
     },
     /// A model's file or a parameter was refused.
     #[error(transparent)]

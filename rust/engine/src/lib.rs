@@ -3,7 +3,8 @@
 //! One thread, the *loop*, owns the scheduler. Callers, workers and transfers send it messages;
 //! it gives all that lie there to [`Scheduler::handle`] as the events of one instant and carries
 //! out the actions. Each worker is a thread with a backend of its own; it runs what it is ordered
-//! and hands tokens to the user as they come. Transfers copy KV on a thread of their own.
+//! and hands tokens to the user as they come, on the CPU or on a CUDA device. Transfers copy KV on a
+//! thread of their own.
 //!
 //! [`Scheduler::handle`]: kvrelay_core::scheduler::Scheduler::handle
 
@@ -12,10 +13,12 @@ mod calibrate;
 mod clock;
 mod config;
 mod cores;
+mod device;
 mod digest;
 mod driver;
 mod engine;
 mod error;
+mod fleet;
 mod handle;
 mod memory;
 mod prompt;
@@ -26,6 +29,7 @@ pub mod transfer;
 mod worker;
 
 pub use config::{AroundLoop, EngineConfig, Numerics, RunOptions, Submission};
+pub use device::DeviceChoice;
 pub use digest::BlockHasher;
 pub use engine::{Engine, EngineRun, WorkerInfo};
 pub use error::EngineError;

@@ -49,16 +49,16 @@ impl Plan {
             Some(available) if self.total() > available => Err(EngineError::Memory {
                 needed: self.total(),
                 available,
-                parts: format!(
-                    "weights {}, KV {}, buffers {}",
-                    mebibytes(self.weights),
-                    mebibytes(self.kv),
-                    mebibytes(self.buffers)
-                ),
+                parts: parts(self.weights, self.kv, self.buffers),
             }),
             _ => Ok(()),
         }
     }
+}
+
+/// The parts of a need, in bytes, for people.
+pub(crate) fn parts(weights: u64, kv: u64, buffers: u64) -> String {
+    format!("weights {}, KV {}, buffers {}", mebibytes(weights), mebibytes(kv), mebibytes(buffers))
 }
 
 /// Activations and logits of the largest step.

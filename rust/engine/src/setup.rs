@@ -54,16 +54,25 @@ pub(crate) fn step_limits(limits: &Limits) -> backend::Limits {
     }
 }
 
-/// KV blocks of each worker.
-pub(crate) fn kv_blocks(config: &EngineConfig, geometry: &KvGeometry) -> Result<u32, EngineError> {
-    if let Some(blocks) = config.kv_blocks {
-        return Ok(blocks);
+/// KV blocks of each worker, who has so much memory for them unless the caller says.
+pub(crate) fn kv_blocks(
+    config: &EngineConfig,
+    geometry: &KvGeometry,
+    default_memory: u64,
+) -> Result<u32, EngineError> {
+    match config.kv_blocks {
+        Some(blocks) => Ok(blocks),
+        None => kv_blocks_in(config.kv_memory.unwrap_or(default_memory), geometry),
     }
+}
+
+/// KV blocks that so many bytes hold.
+pub(crate) fn kv_blocks_in(memory: u64, geometry: &KvGeometry) -> Result<u32, EngineError> {
     let block = geometry.block_bytes() as u64;
-    match u32::try_from(config.kv_memory / block) {
-        Ok(0) => refuse("kv_memory", format!("at least {block} bytes, one KV block"), config.kv_memory),
+    match u32::try_from(memory / block) {
+        Ok(0) => refuse("kv_memory", format!("at least {block} bytes, one KV block"), memory),
         Ok(blocks) => Ok(blocks),
-        Err(_) => refuse("kv_memory", format!("less than 2^32 KV blocks of {block} bytes"), config.kv_memory),
+        Err(_) => refuse("kv_memory", format!("less than 2^32 KV blocks of {block} bytes"), memory),
     }
 }
 

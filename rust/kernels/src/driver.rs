@@ -68,6 +68,14 @@ impl fmt::Display for Device {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Devices(Vec<Device>);
 
+impl Devices {
+    /// The ordinals of those that the kernels run on, in order; at least one.
+    pub fn usable(&self) -> Vec<usize> {
+        let new_enough = |&ordinal: &usize| self.0[ordinal].compute_capability >= OLDEST_CAPABILITY;
+        (0..self.0.len()).filter(new_enough).collect()
+    }
+}
+
 impl Deref for Devices {
     type Target = [Device];
 
@@ -367,6 +375,7 @@ mod tests {
     #[test]
     fn then_the_devices() {
         let mixed = devices((13, 1), &[(7, 5), (8, 0)]);
+        assert_eq!(mixed.usable(), [1]);
         assert_eq!(usable(mixed.clone(), true), Ok(mixed));
         let reason = usable(devices((13, 1), &[(7, 5)]), true).unwrap_err();
         assert!(reason.to_string().contains("compute capability 8.0 or newer"), "{reason}");

@@ -83,7 +83,7 @@ fn engine_error(py: Python<'_>, fault: EngineError) -> PyErr {
     match fault {
         EngineError::Policy(fault) => error::policy(py, fault),
         EngineError::Model(fault) => model_error(py, &fault),
-        EngineError::Config { .. } => error::config(py, fault),
+        EngineError::Config { .. } | EngineError::NoCuda { .. } => error::config(py, fault),
         EngineError::Request { .. } => error::raise(py, "RequestError", fault),
         EngineError::Stalled { .. } => error::raise(py, "StalledError", fault),
         EngineError::Integrity(_) => error::raise(py, "IntegrityError", fault),
@@ -95,12 +95,13 @@ fn engine_error(py: Python<'_>, fault: EngineError) -> PyErr {
 impl Engine {
     /// Loads a model and starts its workers.
     #[new]
-    #[pyo3(signature = (path, topology, policy, numerics, threads_per_worker, pin, kv_blocks, kv_memory, block_tokens, max_batch, max_prefill_tokens, max_model_len, prefix_caching, seed))]
+    #[pyo3(signature = (path, topology, policy, device, numerics, threads_per_worker, pin, kv_blocks, kv_memory, block_tokens, max_batch, max_prefill_tokens, max_model_len, prefix_caching, seed))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         topology: &str,
         policy: &Bound<'_, PyAny>,
+        device: &str,
         numerics: &str,
         threads_per_worker: Option<usize>,
         pin: bool,
@@ -119,10 +120,11 @@ impl Engine {
             "invariant" => Numerics::Invariant,
             _ => return Err(error::config(py, format!("numerics {numerics:?}; known: fast, invariant"))),
         };
+        config.device = device.parse().map_err(|error| engine_error(py, error))?;
         config.threads_per_worker = threads_per_worker;
         config.pin = pin;
         config.kv_blocks = kv_blocks;
-        config.kv_memory = kv_memory.unwrap_or(config.kv_memory);
+        config.kv_memory = kv_memory;
         config.limits =
             Limits { block_tokens, max_batch, max_prefill_tokens, max_model_len, ..config.limits };
         config.prefix_caching = prefix_caching;

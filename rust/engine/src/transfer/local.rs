@@ -1,4 +1,5 @@
-//! Copies inside the process, on a thread of their own, one job after the other.
+//! Copies inside the process, on a thread of their own, one job after the other: within the memory of
+//! the machine or of a CUDA device, or from one device to another.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,9 +59,13 @@ fn copy_all(inbox: &Receiver<Job>, jobs: &Shared, reports: &Reports) {
     }
 }
 
-/// Copies layer group by layer group; false if the job was aborted or the pools do not fit.
+/// Blocks that are copied before anybody looks whether the job was aborted.
+const PORTION: usize = 64;
+
+/// Copies whole blocks, some at a time; false if the job was aborted, a device failed, or the pools do
+/// not fit.
 fn copy(job: &Job, jobs: &Shared) -> bool {
-    for group in 0..job.source.geometry().num_layer_groups {
+    for portion in job.blocks.chunks(PORTION) {
         if lock(jobs).aborted.contains(&job.id) {
             return false;
         }
@@ -68,7 +73,7 @@ fn copy(job: &Job, jobs: &Shared) -> bool {
         // pinned: the sources are full blocks and the last block of a prompt that is done, which no
         // step writes before the transfer is over; the destinations belong to the request alone,
         // and no row of it runs there yet.
-        let copied = unsafe { copy_blocks(&job.source, &job.destination, &job.blocks, Some(group)) };
+        let copied = unsafe { copy_blocks(&job.source, &job.destination, portion, None) };
         if copied.is_err() {
             return false;
         }

@@ -1,13 +1,23 @@
 //! A tiny model that the kernels are made for, backends of it, and steps of one row.
 
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
+use kvrelay_core::latency::linear::{DecodeTerms, Linear, PrefillTerms};
+use kvrelay_core::latency::{LatencyModel, Link};
+use kvrelay_core::record::RequestRecord;
+use kvrelay_core::scheduler::Belief;
 use kvrelay_engine::backend::cpu::{CpuBackend, CpuConfig, CpuWeights, Tier};
 use kvrelay_engine::backend::cuda::{CudaBackend, CudaConfig, CudaDevice, CudaWeights};
 use kvrelay_engine::backend::{Backend, Input, Limits, Logits, Row, RowOutput};
+use kvrelay_engine::{DeviceChoice, EngineConfig, Handle, Numerics, Output, Submission};
 use kvrelay_kernels::Driver;
 use kvrelay_model::testing::TinyLlama;
 use kvrelay_model::{DType, Model};
+
+/// Longer than anything here takes; a wait that reaches it has hung.
+const HANG: Duration = Duration::from_secs(120);
 
 pub(crate) const BLOCK: usize = 8;
 pub(crate) const BLOCKS: usize = 64;
@@ -114,4 +124,49 @@ pub(crate) fn spoil(backend: &dyn Backend) {
 
 pub(crate) fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
+}
+
+/// Any belief will do where no test looks at it; measuring would cost time.
+pub(crate) fn belief(workers: usize) -> Belief {
+    let decode = DecodeTerms { constant: 0.2, per_context: 1e-4, per_row: 0.1 };
+    let model = Linear {
+        prefill: PrefillTerms { constant: 0.2, per_token: 0.05, per_square: 0.0 },
+        decode_small: decode,
+        decode_large: decode,
+        large_from: u32::MAX,
+    };
+    let model: Arc<dyn LatencyModel> = Arc::new(model);
+    Belief { steps: vec![model; workers], link: Link::INSTANT, kv_bytes_per_token: 1024 }
+}
+
+/// An engine with invariant numerics and small pools.
+pub(crate) fn config(topology: &str, device: DeviceChoice) -> EngineConfig {
+    let config = EngineConfig::new(topology.parse().unwrap());
+    let workers = config.topology.num_workers() as usize;
+    let limits = kvrelay_core::scheduler::Limits { max_batch: 8, max_prefill_tokens: 64, ..config.limits };
+    EngineConfig {
+        device,
+        numerics: Numerics::Invariant,
+        kv_blocks: Some(64),
+        belief: Some(belief(workers)),
+        limits,
+        ..config
+    }
+}
+
+pub(crate) fn submission(prompt: Vec<u32>, max_tokens: u32) -> Submission {
+    Submission { prompt, max_tokens, ignore_eos: true, ..Submission::default() }
+}
+
+/// Waits for the end of a request: its tokens and its record.
+pub(crate) fn answer(handle: &Handle) -> (Vec<u32>, RequestRecord) {
+    let mut tokens = Vec::new();
+    loop {
+        match handle.recv_timeout(HANG) {
+            Poll::Ready(Some(Output::Token { ids, .. })) => tokens.extend(ids),
+            Poll::Ready(Some(Output::Finished { record, .. })) => return (tokens, *record),
+            Poll::Ready(None) => panic!("request {} ended without a last piece", handle.id().0),
+            Poll::Pending => panic!("request {} hangs", handle.id().0),
+        }
+    }
 }

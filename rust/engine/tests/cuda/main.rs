@@ -4,4 +4,6 @@
 mod agreement;
 mod backend;
 mod common;
+mod engines;
+mod faults;
 mod laws;

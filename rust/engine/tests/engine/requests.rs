@@ -254,7 +254,7 @@ fn impossible_engines_are_refused_with_the_numbers() {
     assert!(text.contains("(weights 0 MiB, KV 67108864 MiB, buffers"), "{text}");
     let text = refused(EngineConfig { kv_blocks: Some(0), ..config("1M") });
     assert!(text.contains("kv_blocks: expected at least 1, found 0"), "{text}");
-    let text = refused(EngineConfig { kv_blocks: None, kv_memory: 1000, ..config("1M") });
+    let text = refused(EngineConfig { kv_blocks: None, kv_memory: Some(1000), ..config("1M") });
     assert!(text.contains("kv_memory: expected at least 8192 bytes, one KV block, found 1000"), "{text}");
     let mut long = config("1M");
     long.limits.max_model_len = Some(300);
