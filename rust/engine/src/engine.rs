@@ -15,7 +15,7 @@ use kvrelay_core::time::Time;
 use kvrelay_core::watch::Watch;
 use kvrelay_model::{Model, TextStream};
 
-use crate::backend::{self, Backend, Input, Logits, Row};
+use crate::backend::{self, Backend, Input, Location, Logits, Row};
 use crate::calibrate::calibrate;
 use crate::clock::Clock;
 use crate::config::{EngineConfig, RunOptions, Submission};
@@ -132,6 +132,13 @@ impl Engine {
             kv_blocks: backends[index].pool().num_blocks() as u32,
         };
         let workers: Vec<_> = placed.into_iter().enumerate().map(describe).collect();
+        let (engine, inbox) = channel();
+        let make = config
+            .transport
+            .unwrap_or_else(|| Box::new(|reports| Ok(Box::new(Local::new(reports)?) as Box<dyn Transport>)));
+        let transport = make(Reports::new(engine.clone())).map_err(EngineError::Thread)?;
+        // Host memory that a step writes must not be read beside it, not even where it writes the same.
+        let on_devices = backends.iter().all(|backend| backend.pool().location() != Location::Host);
         let settings = Settings {
             workers: workers
                 .iter()
@@ -139,18 +146,14 @@ impl Engine {
                 .collect(),
             limits,
             prefix_caching: config.prefix_caching,
+            early_transfers: on_devices && transport.follows_runs(),
             belief,
             seed: config.seed,
             record: config.record,
             end_ids: model.end_ids().into(),
         };
-        let (engine, inbox) = channel();
         let public = Arc::new(Public::default());
         *lock(&public.roles) = settings.roles();
-        let make = config
-            .transport
-            .unwrap_or_else(|| Box::new(|reports| Ok(Box::new(Local::new(reports)?) as Box<dyn Transport>)));
-        let transport = make(Reports::new(engine.clone())).map_err(EngineError::Thread)?;
         let links = backends.into_iter().enumerate().map(|(index, backend)| {
             Link::start(WorkerId(index as u32), backend, clock, engine.clone()).map_err(EngineError::Thread)
         });

@@ -25,6 +25,7 @@ mod prompt;
 mod record;
 mod sequence;
 mod setup;
+mod tickets;
 pub mod transfer;
 mod worker;
 

@@ -46,6 +46,8 @@ pub struct Recording {
     pub limits: Limits,
     /// Whether prefixes were shared.
     pub prefix_caching: bool,
+    /// Whether KV was transferred while the last of its prompt was computed.
+    pub early_transfers: bool,
     /// What the policy predicted with.
     pub belief: Belief,
     /// When it began.
@@ -66,7 +68,7 @@ impl Recording {
             limits: self.limits.clone(),
             prefix_caching: self.prefix_caching,
             naming: Naming::All,
-            early_transfers: false,
+            early_transfers: self.early_transfers,
             belief: self.belief.clone(),
         }
     }

@@ -67,6 +67,11 @@ impl Sequence {
         self.tokens.len() - self.prompt_tokens
     }
 
+    /// Whether its next token is the last one, whatever it is.
+    pub(crate) fn ends_with_next(&self) -> bool {
+        self.produced() + 1 >= self.limit
+    }
+
     /// Takes the token of the next position and hands it to the reader; why it is the last, if so.
     pub(crate) fn push(&mut self, token: u32) -> Option<FinishReason> {
         self.tokens.push(token);

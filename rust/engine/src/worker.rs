@@ -12,10 +12,11 @@ use kvrelay_core::request::RequestId;
 use kvrelay_core::step::{Seq, Stretch};
 use kvrelay_core::time::{Picos, Time};
 
-use crate::backend::{Backend, BackendError, Input, Logits, Row};
+use crate::backend::{Backend, BackendError, Input, Logits, Row, Ticket};
 use crate::clock::Clock;
 use crate::driver::Message;
 use crate::sequence::Sequence;
+use crate::tickets::Tickets;
 
 pub(crate) type SharedSequence = Arc<Mutex<Sequence>>;
 
@@ -96,6 +97,7 @@ pub(crate) struct Worker {
     pub(crate) backend: Box<dyn Backend>,
     pub(crate) clock: Clock,
     pub(crate) signals: Arc<Signals>,
+    pub(crate) tickets: Arc<Tickets>,
     pub(crate) engine: Sender<Message>,
 }
 
@@ -114,6 +116,7 @@ struct Running<'a> {
 impl Worker {
     /// Runs what is ordered until the loop hangs up, or the backend breaks.
     pub(crate) fn work(mut self, orders: &Receiver<Order>) {
+        let _end = self.tickets.clone().gone_at_end();
         while let Ok(order) = orders.recv() {
             let seq = order.seq;
             let outcome = catch_unwind(AssertUnwindSafe(|| self.run(&order)));
@@ -143,11 +146,13 @@ impl Worker {
             broken: Vec::new(),
         };
         let mut before = order.at;
+        // The step after the present one, where it was enqueued already.
+        let mut ahead = None;
         for step in 0..order.repeat {
-            if step > 0 && self.signals.is_cut(order.seq) {
+            if step > 0 && ahead.is_none() && self.signals.is_cut(order.seq) {
                 break;
             }
-            let tokens = self.step(&mut running, step)?;
+            let tokens = self.step(&mut running, step, &mut ahead)?;
             let now = self.clock.now();
             running.stretches.push(Stretch::single(Picos::from(now.saturating_since(before))));
             before = now;
@@ -157,6 +162,7 @@ impl Worker {
                 break;
             }
         }
+        self.discard(ahead)?;
         let Running { stretches, emitted, ended, broken, .. } = running;
         let done = Done { worker: self.id, seq: order.seq, stretches, emitted, ended };
         Ok(RunReport { done, broken })
@@ -164,16 +170,28 @@ impl Worker {
 
     /// One step: the sampled token of each row. A row whose logits are no numbers is taken out and
     /// the step is run again without it; the others' KV is written twice with the same numbers.
-    fn step(&mut self, running: &mut Running<'_>, step: u32) -> Result<Vec<(usize, u32)>, BackendError> {
+    fn step(
+        &mut self,
+        running: &mut Running<'_>,
+        step: u32,
+        ahead: &mut Option<Ticket>,
+    ) -> Result<Vec<(usize, u32)>, BackendError> {
         while !running.active.is_empty() {
-            let rows: Vec<Row<'_>> = running.active.iter().map(|&index| running.row(index, step)).collect();
-            let ticket = self.backend.enqueue(&rows)?;
+            let ticket = match ahead.take() {
+                Some(ticket) => ticket,
+                None => self.enqueue(running, step, false)?,
+            };
+            if self.runs_ahead(running, step) {
+                *ahead = Some(self.enqueue(running, step + 1, true)?);
+            }
             match self.backend.wait(ticket) {
                 Ok(output) => {
                     let sampled = running.active.iter().zip(output.rows);
                     return Ok(sampled.filter_map(|(&index, row)| Some((index, row.token?))).collect());
                 }
                 Err(BackendError::NotFinite { row, reason, .. }) => {
+                    // It was fed what is no token.
+                    self.discard(ahead.take())?;
                     let index = running.active.remove(row);
                     let request = running.order.rows[index].request;
                     running.broken.push((request, format!("worker {}: {reason}", self.id.0)));
@@ -183,18 +201,46 @@ impl Worker {
         }
         Ok(Vec::new())
     }
+
+    /// Whether the step after `step` is to be in the device's queue while it runs: nothing is known
+    /// that would end the run before it.
+    fn runs_ahead(&self, running: &Running<'_>, step: u32) -> bool {
+        self.backend.runs_ahead()
+            && step + 1 < running.order.repeat
+            && running.broken.is_empty()
+            && !self.signals.is_cut(running.order.seq)
+            && !running.sequences.iter().any(|sequence| sequence.ends_with_next())
+    }
+
+    /// Hands over a repetition; `fed` by the tokens of the one before, which the host has not seen.
+    fn enqueue(&mut self, running: &Running<'_>, step: u32, fed: bool) -> Result<Ticket, BackendError> {
+        let rows: Vec<Row<'_>> = running.active.iter().map(|&index| running.row(index, step, fed)).collect();
+        let ticket = self.backend.enqueue(&rows)?;
+        self.tickets.enqueued(running.order.seq, ticket);
+        Ok(ticket)
+    }
+
+    /// Waits for a step that nobody wants any more: what it writes lies behind the tokens that were
+    /// delivered, in blocks that the run still has.
+    fn discard(&mut self, ahead: Option<Ticket>) -> Result<(), BackendError> {
+        let Some(ticket) = ahead else { return Ok(()) };
+        match self.backend.wait(ticket) {
+            Ok(_) | Err(BackendError::NotFinite { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl Running<'_> {
-    /// Row `index` in repetition `step`. Ids are given even for decode, so a sequence that comes
-    /// from another worker needs nothing more than its blocks.
-    fn row(&self, index: usize, step: u32) -> Row<'_> {
+    /// Row `index` in repetition `step`. Ids are given even for decode where they are known, so a
+    /// sequence that comes from another worker needs nothing more than its blocks.
+    fn row(&self, index: usize, step: u32, fed: bool) -> Row<'_> {
         let row = &self.order.rows[index];
         let start = row.start + step;
         let sequence = &self.sequences[index];
         Row {
             slot: index as u32,
-            input: Input::Tokens(sequence.input(start, row.len)),
+            input: if fed { Input::LastSampled } else { Input::Tokens(sequence.input(start, row.len)) },
             start,
             blocks: &row.blocks,
             sample: row.want_logits.then(|| sequence.sampling()),

@@ -132,6 +132,12 @@ pub trait Backend: Send {
     /// Steps that may be enqueued and not yet waited for.
     fn queue_depth(&self) -> usize;
 
+    /// Whether the step after the present one is best handed over before this one is waited for: one
+    /// that may turn out not to be wanted.
+    fn runs_ahead(&self) -> bool {
+        false
+    }
+
     /// Hands over a step. It is refused whole, and nothing is changed, when it breaks a limit,
     /// names a block, slot or token that does not exist, or when the queue is full.
     fn enqueue(&mut self, rows: &[Row<'_>]) -> Result<Ticket, BackendError>;

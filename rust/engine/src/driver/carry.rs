@@ -9,6 +9,7 @@ use kvrelay_core::policy::PolicyFault;
 use kvrelay_core::step::{Run, Seq};
 use kvrelay_core::time::Time;
 
+use super::session::Early;
 use super::{Driver, Link};
 use crate::record::ProgressSnapshot;
 use crate::transfer::{Job, Outcome};
@@ -52,13 +53,17 @@ impl Driver {
         match action {
             Action::Run { worker, seq, run } => self.start_run(now, worker, seq, &run),
             Action::Cut { worker, seq } => self.workers[worker.index()].cut(seq),
-            Action::Transfer { id, from, to, blocks, .. } => {
+            Action::Transfer { id, from, to, blocks, during, .. } => {
                 self.session.transfers.insert(id);
+                if during.is_some() {
+                    self.session.early.insert(id, Early { worker: from, complete: false });
+                }
                 self.transport.start(Job {
                     id,
                     source: self.workers[from.index()].pool().clone(),
                     destination: self.workers[to.index()].pool().clone(),
                     blocks: blocks.into_iter().map(|(from, to)| (from.0, to.0)).collect(),
+                    during: during.map(|seq| self.workers[from.index()].during(seq)),
                 });
             }
             Action::Abort { id } => self.transport.abort(id),
@@ -102,6 +107,19 @@ impl Driver {
         events.extend(broken.into_iter().map(|(request, reason)| Event::GivenUp { request, reason }));
         events.push(Event::Done(done));
         events.push(Event::Ready { worker, seq });
+        self.early_over(worker);
+    }
+
+    /// A worker's run is over: transfers that followed it are like any other, and those that were
+    /// complete before it are so now.
+    fn early_over(&mut self, worker: WorkerId) {
+        let session = &mut self.session;
+        session.early.retain(|&id, early| {
+            if early.worker == worker && early.complete {
+                session.events.push(Event::Transferred { id });
+            }
+            early.worker != worker
+        });
     }
 
     pub(super) fn worker_down(&mut self, worker: WorkerId, seq: Seq, steps_delivered: u32, reason: String) {
@@ -111,12 +129,21 @@ impl Driver {
         events.push(Event::WorkerDown { worker, steps_delivered });
         let give_up = |request| Event::GivenUp { request, reason: reason.clone() };
         events.extend(inconsistent.into_iter().map(give_up));
+        self.early_over(worker);
     }
 
     pub(super) fn transfer_ended(&mut self, id: TransferId, outcome: Outcome) {
         if outcome != (Outcome::Failed { quiesced: false }) {
             self.session.transfers.remove(&id);
         }
+        // The scheduler hears that KV has arrived after it hears that it was computed.
+        if outcome == Outcome::Complete
+            && let Some(early) = self.session.early.get_mut(&id)
+        {
+            early.complete = true;
+            return;
+        }
+        self.session.early.remove(&id);
         self.session.events.push(match outcome {
             Outcome::Complete => Event::Transferred { id },
             Outcome::Failed { quiesced } => Event::Failed { id, quiesced },

@@ -9,8 +9,10 @@ use kvrelay_core::request::RequestId;
 use kvrelay_core::step::Seq;
 
 use super::Message;
-use crate::backend::{Backend, KvPool};
+use crate::backend::{Backend, KvPool, Progress};
 use crate::clock::Clock;
+use crate::tickets::Tickets;
+use crate::transfer::During;
 use crate::worker::{Order, SharedSequence, Signals, Worker, lock};
 
 /// One row of a run in progress, as it was when the run was ordered.
@@ -24,7 +26,9 @@ struct Given {
 /// A worker's thread, and what it was given.
 pub(crate) struct Link {
     pool: Arc<KvPool>,
+    progress: Arc<Progress>,
     signals: Arc<Signals>,
+    tickets: Arc<Tickets>,
     orders: Option<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
     running: Option<Vec<Given>>,
@@ -40,18 +44,25 @@ impl Link {
         clock: Clock,
         engine: Sender<Message>,
     ) -> std::io::Result<Link> {
-        let pool = backend.pool().clone();
-        let signals = Arc::<Signals>::default();
+        let (pool, progress) = (backend.pool().clone(), backend.progress().clone());
+        let (signals, tickets) = (Arc::<Signals>::default(), Arc::<Tickets>::default());
         let (orders, inbox) = channel();
-        let worker = Worker { id, backend, clock, signals: signals.clone(), engine };
+        let worker =
+            Worker { id, backend, clock, signals: signals.clone(), tickets: tickets.clone(), engine };
         let thread = std::thread::Builder::new()
             .name(format!("kvrelay-worker-{}", id.0))
             .spawn(move || worker.work(&inbox))?;
-        Ok(Link { pool, signals, orders: Some(orders), thread: Some(thread), running: None, down: None })
+        let (orders, thread) = (Some(orders), Some(thread));
+        Ok(Link { pool, progress, signals, tickets, orders, thread, running: None, down: None })
     }
 
     pub(super) fn pool(&self) -> &Arc<KvPool> {
         &self.pool
+    }
+
+    /// The latest step of a run, for a transfer that follows it.
+    pub(super) fn during(&self, seq: Seq) -> During {
+        During { progress: self.progress.clone(), tickets: self.tickets.clone(), seq }
     }
 
     pub(super) fn is_running(&self) -> bool {

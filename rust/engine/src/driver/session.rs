@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvrelay_core::cluster::Role;
+use kvrelay_core::cluster::{Role, WorkerId};
 use kvrelay_core::event::{Event, TransferId};
 use kvrelay_core::kv::Naming;
 use kvrelay_core::policy::{Policy, PolicyFault};
@@ -24,6 +24,8 @@ pub(crate) struct Settings {
     pub(crate) workers: Vec<WorkerConfig>,
     pub(crate) limits: Limits,
     pub(crate) prefix_caching: bool,
+    /// Whether transfers follow the runs that compute what they move.
+    pub(crate) early_transfers: bool,
     pub(crate) belief: Belief,
     pub(crate) seed: u64,
     pub(crate) record: bool,
@@ -38,7 +40,7 @@ impl Settings {
             limits: self.limits.clone(),
             prefix_caching: self.prefix_caching,
             naming: Naming::All,
-            early_transfers: false,
+            early_transfers: self.early_transfers,
             belief: self.belief.clone(),
         }
     }
@@ -48,6 +50,7 @@ impl Settings {
             workers: self.workers.clone(),
             limits: self.limits.clone(),
             prefix_caching: self.prefix_caching,
+            early_transfers: self.early_transfers,
             belief: self.belief.clone(),
             start,
             seed,
@@ -70,6 +73,13 @@ pub(super) struct Held {
     pub(super) record: Option<RequestRecord>,
 }
 
+/// A transfer that follows a run.
+pub(super) struct Early {
+    pub(super) worker: WorkerId,
+    /// Its last block has arrived, which the scheduler will hear when the run is over.
+    pub(super) complete: bool,
+}
+
 pub(super) struct Session {
     /// The scheduler's time zero, in engine time.
     base: Time,
@@ -82,6 +92,8 @@ pub(super) struct Session {
     pub(super) wakes: BTreeSet<Time>,
     /// Transfers that have not ended.
     pub(super) transfers: BTreeSet<TransferId>,
+    /// Those that follow a run which is not over.
+    pub(super) early: BTreeMap<TransferId, Early>,
     /// How far runs had come, for the scheduler to ask.
     pub(super) snapshot: Snapshot,
     pub(super) recording: Option<Recording>,
@@ -117,6 +129,7 @@ impl Session {
             events: vec![Event::Wake],
             wakes: BTreeSet::new(),
             transfers: BTreeSet::new(),
+            early: BTreeMap::new(),
             snapshot,
             recording,
             num_idle: 0,

@@ -10,9 +10,11 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use kvrelay_core::event::TransferId;
+use kvrelay_core::step::Seq;
 
-use crate::backend::KvPool;
+use crate::backend::{BackendError, KvPool, Progress};
 use crate::driver::Message;
+use crate::tickets::{Step, Tickets};
 
 pub use local::Local;
 
@@ -27,6 +29,30 @@ pub struct Job {
     pub destination: Arc<KvPool>,
     /// Source and destination block, pairwise.
     pub blocks: Vec<(u32, u32)>,
+    /// The run that still computes the last of the source blocks, if one does.
+    pub during: Option<During>,
+}
+
+/// A run that computes what a job moves: its layer groups may leave as they are done.
+#[derive(Clone, Debug)]
+pub struct During {
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) tickets: Arc<Tickets>,
+    pub(crate) seq: Seq,
+}
+
+impl During {
+    /// Blocks until the run has written the KV of layer groups `0..=group`.
+    ///
+    /// # Errors
+    /// [`BackendError::Stopped`] and [`BackendError::Device`] if it never will.
+    pub fn wait(&self, group: usize) -> Result<(), BackendError> {
+        match self.tickets.wait(self.seq) {
+            Step::Enqueued(ticket) => self.progress.wait(ticket, group),
+            Step::Over => Ok(()),
+            Step::Gone => Err(BackendError::Stopped("its worker ended".into())),
+        }
+    }
 }
 
 /// How a job ended.
@@ -49,6 +75,11 @@ pub trait Transport: Send {
 
     /// Stops a job as soon as may be. A job that is over already is left as it is.
     fn abort(&mut self, id: TransferId);
+
+    /// Whether it heeds [`Job::during`]; otherwise jobs start when their run is over.
+    fn follows_runs(&self) -> bool {
+        false
+    }
 }
 
 /// Where a transport reports to, from any thread.

@@ -244,6 +244,10 @@ impl Backend for CudaBackend {
         self.config.queue_depth
     }
 
+    fn runs_ahead(&self) -> bool {
+        self.config.queue_depth > 1
+    }
+
     fn enqueue(&mut self, rows: &[Row<'_>]) -> Result<Ticket, BackendError> {
         if let Some(reason) = &self.failed {
             return Err(BackendError::Stopped(reason.clone()));
