@@ -266,7 +266,7 @@ def test_every_row_has_its_own_settings(engine):
     [
         ({"topology": "2P"}, "2 prefill, 0 decode"),
         ({"device": "cuda"}, "cuda"),
-        ({"device": "tpu"}, "known: cpu, auto"),
+        ({"device": "tpu"}, "expected one of cpu, auto"),
         ({"numerics": "quick"}, "known: fast, invariant"),
         ({"kv_tokens": 3}, "kv_tokens is 3"),
         ({"max_batch": 0}, "max_batch is 0"),

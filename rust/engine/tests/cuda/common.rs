@@ -170,3 +170,11 @@ pub(crate) fn answer(handle: &Handle) -> (Vec<u32>, RequestRecord) {
         }
     }
 }
+
+/// Waits for the next piece of a request that goes on.
+pub(crate) fn next_token(handle: &Handle) {
+    match handle.recv_timeout(HANG) {
+        Poll::Ready(Some(Output::Token { .. })) => {}
+        other => panic!("request {} gave {other:?}", handle.id().0),
+    }
+}

@@ -7,3 +7,4 @@ mod common;
 mod engines;
 mod faults;
 mod laws;
+mod transfers;
