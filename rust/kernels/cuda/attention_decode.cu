@@ -134,8 +134,9 @@ struct Task {
 };
 
 template <class T, int HEAD, int GROUP>
-__device__ __forceinline__ void attend(float* outputs, float* sums, Meeting<HEAD, GROUP>& meeting, const T* q, const PagedKv<const T>& kv,
-                                       const Task& task, long long head_stride, float scale) {
+__device__ __forceinline__ void attend(float* outputs, float* sums, Meeting<HEAD, GROUP>& meeting, const T* q,
+                                       const PagedKv<const T>& kv, const Task& task, long long head_stride,
+                                       float scale) {
     using S = Shape<HEAD>;
     const int part = threadIdx.x / S::LANES, word = threadIdx.x % S::LANES;
     const bool active = word < S::WORDS;

@@ -128,8 +128,8 @@ struct Rows {
 
 // scores (16 x KEYS) = queries * keys
 template <class T, int HEAD>
-__device__ __forceinline__ void multiply_keys(float (&scores)[Shape<HEAD>::KEYS / 8][4], const Queries<T, HEAD>& queries,
-                                              const T* keys) {
+__device__ __forceinline__ void multiply_keys(float (&scores)[Shape<HEAD>::KEYS / 8][4],
+                                              const Queries<T, HEAD>& queries, const T* keys) {
     using S = Shape<HEAD>;
     const int lane = threadIdx.x % 32;
     const T* named = keys + (lane % 8 + lane / 16 * 8) * S::STRIDE + lane / 8 % 2 * 8;
@@ -156,8 +156,8 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Shape<HEAD>::KEYS 
 }
 
 // Turns the scores of the keys from `first` on into weights, 2^(scale * score - largest so far), and makes what was
-// summed before smaller to match. `position` is that of the lane's first row. Every row sees key 0 in its first tile, so
-// `largest` is finite from then on.
+// summed before smaller to match. `position` is that of the lane's first row. Every row sees key 0 in its first tile,
+// so `largest` is finite from then on.
 template <int KEYS, int HEAD>
 __device__ __forceinline__ void soften(float (&scores)[KEYS / 8][4], Rows<HEAD>& rows, int first, int position,
                                        float scale) {

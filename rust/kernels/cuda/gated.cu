@@ -7,11 +7,12 @@ struct Silu {
     static __device__ __forceinline__ float of(float x) { return x / (1.0f + expf(-x)); }
 };
 
-// The approximation by tanh (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016), which Gemma uses.
+// The approximation by tanh (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016), which Gemma uses. As
+// (1 + tanh y) / 2 = 1 / (1 + exp(-2y)), nothing cancels where it is all but 0.
 struct GeluTanh {
     static __device__ __forceinline__ float of(float x) {
         const float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-        return 0.5f * x * (1.0f + tanhf(inner));
+        return x / (1.0f + expf(-2.0f * inner));
     }
 };
 

@@ -1,12 +1,12 @@
-// From logits to tokens, one block a row, by the rules of the CPU's sampler: temperature 0 takes the largest logit, ties
-// to the lowest id; else weights are exp((logit - largest) / temperature); top_k keeps that many of the largest logits
-// (all, if it is not between 1 and the vocabulary); top_p keeps the shortest run of those, largest first, that reaches
-// that share of their weight; one Philox draw walks what is left, largest first, or by id where nothing was cut. A
-// logit that is not finite is told by its token: -1 - id of the first such.
+// From logits to tokens, one block a row, by the rules of the CPU's sampler: temperature 0 takes the largest logit,
+// ties to the lowest id; else weights are exp((logit - largest) / temperature); top_k keeps that many of the largest
+// logits (all, if it is not between 1 and the vocabulary); top_p keeps the shortest run of those, largest first, that
+// reaches that share of their weight; one Philox draw walks what is left, largest first, or by id where nothing was
+// cut. A logit that is not finite is told by its token: -1 - id of the first such.
 //
 // Weights are whole numbers here, in units of 2^-44 of the largest, so that they add up to the same in any order and
-// threads can share the work as they like. The CPU adds doubles in a fixed order: the two differ only where a draw comes
-// within some 1e-11 of the border between two tokens.
+// threads can share the work as they like. The CPU adds doubles in a fixed order: the two differ only where a draw
+// comes within some 1e-11 of the border between two tokens.
 #include "philox.cuh"
 
 namespace sampling {
@@ -22,8 +22,8 @@ static_assert(static_cast<long long>(PIECE) * PIECES <= 1 << 19, "weights add up
 
 using u64 = unsigned long long;
 
-// e^x in units of 2^-44, rounded, for x of at most 0: 0 below -32, where it is less than half a unit. Exact to some 1e-15,
-// and in explicit roundings, so that every device has the same weights.
+// e^x in units of 2^-44, rounded, for x of at most 0: 0 below -32, where it is less than half a unit. Exact to some
+// 1e-15, and in explicit roundings, so that every device has the same weights.
 __device__ __forceinline__ u64 exp_units(double x) {
     if (!(x > -32.0)) {
         return 0;
@@ -95,7 +95,7 @@ __device__ __forceinline__ u64 block_largest(u64 value) {
     return value;
 }
 
-// The rank of the largest logit, by `>` alone (-0 and +0 are equal); or, as -1 - id, the first logit that is not finite.
+// The id of the largest logit, by `>` alone (-0 and +0 are equal); or, as -1 - id, the first logit that is not finite.
 __device__ __forceinline__ int largest_or_wrong(const float* logits, int vocab) {
     u64 best = 0, wrong = 0;
     for (int id = threadIdx.x; id < vocab; id += THREADS) {
@@ -147,8 +147,8 @@ __device__ __forceinline__ void count_digits(u64* sums, const Row& row, const De
     __syncthreads();
 }
 
-// Finds the rank of the candidate at which the running sum, largest first, exceeds `target`; the last candidate with any
-// weight if the sum never does. Eight digits of eight bits: each one a pass over the row.
+// Finds the rank of the candidate at which the running sum, largest first, exceeds `target`; the last candidate with
+// any weight if the sum never does. Eight digits of eight bits: each one a pass over the row.
 template <Measure MEASURE>
 __device__ __forceinline__ u64 find_rank(const Row& row, u64 lowest, u64 target) {
     __shared__ u64 sums[DIGITS];

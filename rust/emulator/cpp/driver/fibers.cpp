@@ -62,7 +62,6 @@ void* Stacks::fresh(int colour, void (*entry)(), unsigned char** stack) {
     auto* top = reinterpret_cast<uint64_t*>(*stack + SIZE - static_cast<size_t>(colour % 64) * 448);
     // As after a call: a return address, and the stack off by 8 from a multiple of 16.
     *--top = 0;
-    *--top = 0;
     *--top = reinterpret_cast<uint64_t>(entry);
     for (int i = 0; i < PRESERVED; ++i) {
         *--top = 0;

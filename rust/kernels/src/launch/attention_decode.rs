@@ -76,7 +76,11 @@ pub struct DecodeRows<'a> {
     pub max_blocks: usize,
 }
 
-/// The splits of each row: what [`AttentionDecodeCombine`] adds up.
+/// The splits of each row: what [`AttentionDecodeCombine`] adds up (Flash-Decoding; Dao et al., 2023).
+///
+/// Who needs a token's numbers to be the same whether it was decoded or recomputed as part of a prompt
+/// runs prompts through this too, a row a token, with [`Split::Invariant`]:
+/// [`AttentionPrefill`](super::AttentionPrefill) adds in another order.
 #[derive(Debug)]
 pub struct AttentionDecode<'a, T> {
     /// `[rows][q_heads][max_splits][head_dim]`, or more.
@@ -224,5 +228,44 @@ impl<T: Element> AttentionDecodeCombine<'_, T> {
         let geometry = Geometry::new([rows, self.q_heads, 1], self.head_dim.next_multiple_of(32));
         // SAFETY: the views have the shapes that were checked; lengths are the caller's promise.
         unsafe { enqueue(&name, &mut arguments, &geometry) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_invariant_split_knows_nothing_of_the_batch() {
+        for (rows, kv_heads, group, length) in
+            [(1, 1, 1, 1), (256, 8, 4, 100_000), (3, 2, 16, 256), (3, 2, 16, 257)]
+        {
+            let plan = DecodePlan::new(Split::Invariant, rows, kv_heads, group, length);
+            assert_eq!(plan.split_tokens, INVARIANT_SPLIT_TOKENS);
+            assert_eq!(plan.max_splits, length.div_ceil(INVARIANT_SPLIT_TOKENS));
+        }
+    }
+
+    #[test]
+    fn the_fast_split_fills_the_device_and_no_more() {
+        let fast = |rows, length| {
+            let plan = DecodePlan::new(Split::Fast { multiprocessors: 100 }, rows, 8, 4, length);
+            assert!(
+                plan.max_splits * plan.split_tokens >= length && plan.split_tokens % LEAST_SPLIT_TOKENS == 0
+            );
+            assert!((plan.max_splits - 1) * plan.split_tokens < length.max(1), "{plan:?} has an empty split");
+            plan
+        };
+        // 400 blocks are wanted: 8 a row and split.
+        assert_eq!(fast(1, 64_000).max_splits, 50);
+        assert_eq!(fast(50, 64_000).max_splits, 1);
+        assert_eq!(fast(1, 100).max_splits, 2);
+        assert_eq!(fast(0, 0).max_splits, 1);
+    }
+
+    #[test]
+    fn a_padded_batch_has_one_split() {
+        let plan = DecodePlan::new(Split::Invariant, 4, 2, 2, 0);
+        assert_eq!((plan.max_splits, plan.workspace_len(4, 4, 64)), (1, [1024, 32]));
     }
 }

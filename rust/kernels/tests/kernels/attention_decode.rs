@@ -33,6 +33,13 @@ pub(crate) fn check(device: &Device) {
     one::<bf16>(device, layout, 4, &LENGTHS, Split::Invariant);
     one::<f16>(device, layout, 1, &LENGTHS, Split::Fast { multiprocessors: 30 });
     one::<f16>(device, layout, 2, &[200], Split::Fast { multiprocessors: 1 });
+    let mut shapes = Numbers::of_this_run();
+    for split in [Split::Invariant, Split::Fast { multiprocessors: 40 }] {
+        let [block_size, kv_heads, group] = [33, 3, 12].map(|most| shapes.between(1, most));
+        let layout = KvLayout { block_size, num_layers: 2, kv_heads, head_dim: HEAD_DIMS[shapes.below(5)] };
+        let lengths = [(); 3].map(|()| shapes.between(1, 400));
+        one::<bf16>(device, layout, kv_heads * group, &lengths, split);
+    }
     company_changes_nothing::<bf16>(device);
     company_changes_nothing::<f16>(device);
 }

@@ -20,13 +20,18 @@ struct Chunk {
 pub(crate) fn check(device: &Device) {
     for head_dim in HEAD_DIMS {
         both(device, 16, head_dim, 2, 2, &[(0, 1), (0, 15), (0, 16), (0, 17)]);
-        both(device, 5, head_dim, 3, 1, &[(40, 3), (0, 0), (70, 66)]);
+        both(device, 5, head_dim, 3, 1, &[(40, 3), (0, 0), (30, 66)]);
     }
     for (q_heads, kv_heads) in [(1, 1), (4, 2), (6, 2), (4, 1), (7, 1), (8, 1), (16, 1)] {
-        both(device, 16, 64, q_heads, kv_heads, &[(0, 33), (63, 1), (64, 1), (65, 2)]);
+        let layout = KvLayout { block_size: 16, num_layers: 2, kv_heads, head_dim: 64 };
+        one::<bf16>(device, layout, q_heads, &[Chunk { prefix: 63, new: 2 }]);
     }
     // A first and a last sequence with nothing new.
     both(device, 16, 80, 2, 1, &[(17, 0), (3, 130), (0, 0)]);
+    let mut shapes = Numbers::of_this_run();
+    let [block_size, kv_heads, group] = [33, 2, 3].map(|most| shapes.between(1, most));
+    let chunks = [(); 3].map(|()| (shapes.below(80), shapes.below(80) + 1));
+    both(device, block_size, HEAD_DIMS[shapes.below(5)], kv_heads * group, kv_heads, &chunks);
     chunks_change_nothing::<bf16>(device, 64);
     chunks_change_nothing::<f16>(device, 256);
 }

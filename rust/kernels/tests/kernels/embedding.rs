@@ -17,7 +17,12 @@ pub(crate) fn check(device: &Device) {
             quantised::<f16>(device, format, vocab, dim);
         }
     }
-    plain::<bf16>(device, 3, 8);
+    let mut shapes = Numbers::of_this_run();
+    for _ in 0..3 {
+        let (vocab, blocks) = (shapes.between(1, 60), shapes.between(1, 40));
+        plain::<f16>(device, vocab, blocks * 8);
+        quantised::<bf16>(device, DType::Q8_0, vocab, blocks * 32);
+    }
 }
 
 /// Every row once, some twice, and ids that the table does not have.

@@ -36,7 +36,4 @@ pub(crate) fn groups() -> Vec<(usize, std::ops::Range<usize>)> {
         (4096, 4080..4096),
         (80_000, 160..70_000),
     ]
-    .into_iter()
-    .map(|(bytes, range)| (bytes, range.start..range.end / 16 * 16))
-    .collect()
 }

@@ -17,11 +17,21 @@ pub(crate) fn check(device: &Device) {
         of_type::<bf16>(device, format);
         of_type::<f16>(device, format);
     }
+    random(device);
     // Plain rows need not be whole blocks of 32.
     let mut numbers = Numbers::new(5);
     for (rows, outputs, inputs) in [(1, 1, 8), (3, 65, 72), (17, 64, 200), (70, 129, 136)] {
         compare_with_oracle(device, &Matrix::<bf16>::new(device, &mut numbers, None, outputs, inputs), rows);
         compare_with_oracle(device, &Matrix::<f16>::new(device, &mut numbers, None, outputs, inputs), rows);
+    }
+}
+
+fn random(device: &Device) {
+    let mut shapes = Numbers::of_this_run();
+    for format in [None, Some(DType::Q4_0), Some(DType::Q4_1), Some(DType::Q8_0)] {
+        let (rows, outputs, inputs) =
+            (shapes.between(1, 100), shapes.between(1, 150), 32 * shapes.between(1, 9));
+        compare_with_oracle(device, &Matrix::<bf16>::new(device, &mut shapes, format, outputs, inputs), rows);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Made-up numbers, and how near a kernel must come to its oracle.
 
+use std::env;
 use std::fmt::Debug;
 
 use kvrelay_kernels::launch::Element;
@@ -10,6 +11,14 @@ pub(crate) struct Numbers(u64);
 impl Numbers {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
+    }
+
+    /// For shapes: other ones in every order of threads, the same when the same test is run again.
+    pub(crate) fn of_this_run() -> Self {
+        let settings =
+            ["KVRELAY_EMU_ORDER", "KVRELAY_EMU_SEED"].map(|name| env::var(name).unwrap_or_default());
+        let bytes = settings.iter().flat_map(|value| value.bytes());
+        Self(bytes.fold(0, |hash: u64, byte| hash.wrapping_mul(257).wrapping_add(u64::from(byte))))
     }
 
     pub(crate) fn bits(&mut self) -> u64 {
@@ -23,6 +32,11 @@ impl Numbers {
     /// Below `limit`.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         (self.bits() % limit as u64) as usize
+    }
+
+    /// Between `least` and `most`, both included.
+    pub(crate) fn between(&mut self, least: usize, most: usize) -> usize {
+        least + self.below(most - least + 1)
     }
 
     /// Between `-size` and `size`.
@@ -84,6 +98,18 @@ pub(crate) fn compare(what: &str, found: &[f64], expected: &[f64], within: Withi
         let near = (f - e).abs() <= allowed;
         assert!(near, "{what}: number {i} is {f}, expected {e} within {allowed:e}");
     }
+}
+
+/// That intermediate results are rounded where they should be: a hair in a sum turns few roundings, one
+/// rounding more or less turns every fourth number. Of less than a hundred numbers nothing is said.
+#[track_caller]
+pub(crate) fn mostly_identical(what: &str, found: &[f64], expected: &[f64]) {
+    let same = found.iter().zip(expected).filter(|(f, e)| f == e).count();
+    assert!(
+        found.len() < 100 || same * 100 >= found.len() * 95,
+        "{what}: only {same} of {} numbers are the same",
+        found.len()
+    );
 }
 
 /// The same bits.

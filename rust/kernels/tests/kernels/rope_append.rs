@@ -30,6 +30,23 @@ pub(crate) fn check(device: &Device) {
             one::<f16>(device, rows, q_heads, layout, pairs, &table);
         }
     }
+    random(device);
+}
+
+/// A made-up shape.
+fn random(device: &Device) {
+    let mut shapes = Numbers::of_this_run();
+    let [rows, q_heads, kv_heads, block_size] = [9, 12, 4, 40].map(|most| shapes.between(1, most));
+    let layout = KvLayout {
+        block_size,
+        num_layers: shapes.between(2, 5),
+        kv_heads,
+        head_dim: 8 * shapes.between(1, 32),
+    };
+    let pairs = [RopePairs::Halves, RopePairs::Interleaved][shapes.below(2)];
+    let table = rotations(layout.head_dim, None);
+    // Each row has a slot of its own.
+    one::<bf16>(device, rows.min(7 * block_size), q_heads, layout, pairs, &table);
 }
 
 /// `[positions][2][head_dim / 2]`
