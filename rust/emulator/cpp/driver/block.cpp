@@ -172,7 +172,13 @@ void set_order(Worker& w, int count, Random& random) {
 void prepare(Worker& w, const Grid& grid, uint64_t number, Block& block) {
     const dim3 size = grid.block;
     const int count = static_cast<int>(size.x * size.y * size.z);
-    w.warps.assign((count + LANES - 1) / LANES, Warp{});
+    w.warps.resize((count + LANES - 1) / LANES);
+    for (Warp& warp : w.warps) {
+        warp.live = 0;
+        for (Rendezvous& meeting : warp.rendezvous) {
+            meeting.mask = meeting.arrived = 0;
+        }
+    }
     w.shared.assign(grid.dynamic_shared + SHARED_ALIGNMENT, POISON);
     const auto shared = reinterpret_cast<uintptr_t>(w.shared.data());
     const uint64_t row = number / grid.grid.x;

@@ -77,7 +77,8 @@ struct Thread {
     // The generation that the thread waits to see over, and where.
     uint64_t waits_for;
     Rendezvous* meets;
-    AsyncCopy copies[ASYNC_COPIES];
+    // Room for ASYNC_COPIES, made by the first thread of this number that copies, and kept.
+    AsyncCopy* copies = nullptr;
     int num_copies;
     unsigned copy_group;
 };
@@ -199,6 +200,9 @@ inline int lane() { return current->lane; }
 // waited for is poison.
 inline void copy_async(void* to, const void* from, unsigned bytes, unsigned zeros) {
     Thread* me = current;
+    if (me->copies == nullptr) {
+        me->copies = new AsyncCopy[ASYNC_COPIES];
+    }
     if (me->num_copies == ASYNC_COPIES) {
         fail("a thread has more than 256 asynchronous copies under way");
     }

@@ -128,3 +128,23 @@ fn images_that_are_none() {
         assert_eq!(error(context.load_module(Ptx::from_binary(fatbin))), CUDA_ERROR_NO_BINARY_FOR_GPU);
     });
 }
+
+/// A setting that is misspelt would otherwise test something else than was asked for.
+#[test]
+fn settings_that_are_none() {
+    for (setting, value, expected) in [
+        ("ORDER", "sideways", "KVRELAY_EMU_ORDER is \"sideways\"; it must be forward, reverse or random"),
+        ("DEVICES", "2x", "KVRELAY_EMU_DEVICES is \"2x\"; it must be a number from 0 to 64"),
+        ("STREAMS", "later", "KVRELAY_EMU_STREAMS is \"later\"; it must be threads or deferred"),
+    ] {
+        let child = emulated(test_name!()).set(setting, value);
+        let outcome = std::panic::catch_unwind(|| child.run(|| drop(CudaContext::new(0))));
+        match outcome {
+            Ok(text) => assert!(text.is_none(), "{setting}={value} was taken"),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().expect("a panic with a text");
+                assert!(text.contains(expected), "{text}");
+            }
+        }
+    }
+}

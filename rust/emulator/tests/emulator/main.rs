@@ -6,5 +6,6 @@ mod devices;
 mod graphs;
 mod ipc;
 mod limits;
+mod orders;
 mod streams;
 mod wrong_kernels;
