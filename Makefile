@@ -109,6 +109,10 @@ bench: ## Benchmarks
 reality: $(VENV)/.extension ## Simulations held against published measurements (reads ../shared)
 	@$(BIN)/python benches/reality.py
 
+.PHONY: roofline-fit
+roofline-fit: $(VENV)/.extension ## The roofline's efficiencies fitted on published measurements (reads ../shared)
+	@$(BIN)/python benches/roofline_fit.py
+
 .PHONY: wheel
 wheel: $(VENV)/.created ## The wheel that is published, in dist/
 	$(MATURIN) build --quiet --profile wheel $(CARGO_FLAGS) --out dist
