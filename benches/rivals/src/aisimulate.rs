@@ -18,13 +18,13 @@ use uuid::Uuid;
 use crate::{Case, Outcome, cpu_seconds};
 
 /// CPU seconds of a replay with its report, and what it says. Requests are made before the clock starts.
-pub(crate) fn run(case: &Case, records: &[Record]) -> anyhow::Result<(f64, Outcome)> {
+pub(crate) fn run(case: &Case, records: &[Record], prefix_caching: bool) -> anyhow::Result<(f64, Outcome)> {
     let cluster = cluster(&format!("{}P{}D", case.prefill, case.decode));
     let requests: VecDeque<DirectRequest> =
         (0u32..).zip(records).map(|(i, record)| request(i, record)).collect();
     let timing = Arc::new(Roofline(Arc::clone(&cluster.workers[0].latency)));
     let factory = ReplayEngineFactory::with_timing_model(timing);
-    let replayer = Replayer::new(spec(case, &cluster)?, factory)?;
+    let replayer = Replayer::new(spec(case, &cluster, prefix_caching)?, factory)?;
     let started = cpu_seconds();
     let report = replayer.with_runtime_input(ReplayRuntimeInput::Requests(requests)).run()?;
     let seconds = cpu_seconds() - started;
@@ -40,7 +40,7 @@ pub(crate) fn run(case: &Case, records: &[Record]) -> anyhow::Result<(f64, Outco
 }
 
 /// The same workers: blocks, limits, bytes and bandwidth of the hand-over.
-fn spec(case: &Case, cluster: &SimCluster) -> anyhow::Result<ReplaySpec> {
+fn spec(case: &Case, cluster: &SimCluster, prefix_caching: bool) -> anyhow::Result<ReplaySpec> {
     let Links::Apart(link) = cluster.links else { anyhow::bail!("the bench's links are apart") };
     let limits = &cluster.limits;
     let rank = EngineConfig {
@@ -48,7 +48,7 @@ fn spec(case: &Case, cluster: &SimCluster) -> anyhow::Result<ReplaySpec> {
         block_size: limits.block_tokens as usize,
         max_num_seqs: limits.max_batch as usize,
         max_num_batched_tokens: limits.max_prefill_tokens as usize,
-        enable_prefix_caching: cluster.prefix_caching,
+        enable_prefix_caching: prefix_caching,
         kv_transfer_bytes_per_token: Some(usize::try_from(cluster.kv_bytes_per_token)?),
         kv_transfer_bandwidth: Some(link.bandwidth / 1e9),
         ..EngineConfig::for_backend(Backend::Vllm)

@@ -1,16 +1,15 @@
 //! kvrelay's simulator beside `aisimulate-core` (Apache-2.0), on the same requests, in one run: CPU
 //! time a request, and what both say the requests see. `KVRELAY_REQUESTS` for another number than
-//! 10,000, `KVRELAY_PAIRS` for another than 5.
+//! 20,000, `KVRELAY_ROUNDS` for another than 5.
 //!
 //! The same: arrivals and lengths, workers and their KV blocks, limits of a batch, step times (the
-//! rival asks kvrelay's roofline through its own interface), KV bytes and bandwidth, prefix caching,
-//! one record a request, and the statistics that each makes of them. What differs is printed.
+//! rival asks kvrelay's roofline through its own interface), KV bytes and bandwidth, one record a
+//! request, and the statistics that each makes of them. What differs is printed.
 
 mod aisimulate;
 mod ours;
 
 use kvrelay_benches::workload_at;
-use kvrelay_workload::Record;
 
 /// A cluster and the load that it gets.
 struct Case {
@@ -35,63 +34,65 @@ What differs:
 * where prompts and decodes go: kvrelay's `disaggregated` to whoever has least to do, the rival in turn;
 * time: kvrelay in whole picoseconds and many steps at once, the rival in f64 milliseconds, step by step;
 * the rival's step times are asked with the mean length of a batch, kvrelay's with its exact sums;
-* the rival hashes the tokens of every prompt into blocks; kvrelay is told that nobody shares them, and
-  counts blocks where nobody can see their names;
+* with a prefix cache the rival hashes the tokens of every prompt into blocks; kvrelay, with one too, is told
+  that nobody shares these prompts, and counts blocks where nobody can see their names;
 * the rival keeps every token's time while it runs, kvrelay the runs of equal gaps;
-* the first token: kvrelay's comes from the prefill worker, the rival's from the decode worker, a step and a
-  hand-over later (so its TTFT), and it decodes one step more of every request;
+* the first token: kvrelay's comes from the prefill worker, the rival's from the decode worker, after the
+  hand-over and a step there: hence its TTFT, and one decode step more of every request;
 * a run begins with empty pools, and making those is part of it: some milliseconds of kvrelay's.";
 
+/// A simulator that runs a case: CPU seconds, and what it says.
+type Contender<'a> = (&'static str, Box<dyn Fn() -> anyhow::Result<(f64, Outcome)> + 'a>);
+
 fn main() -> anyhow::Result<()> {
-    let count = setting("KVRELAY_REQUESTS", 10_000)?;
-    let pairs = setting("KVRELAY_PAIRS", 5)?;
+    let count = setting("KVRELAY_REQUESTS", 20_000)?;
+    let rounds = setting("KVRELAY_ROUNDS", 5)?;
     println!("aisimulate-core 0.13.0 and kvrelay {}, {}", env!("CARGO_PKG_VERSION"), machine());
     println!(
-        "lengths and gaps of azure-conv-2023, llama-3.1-8b on h100, CPU time of the process, {pairs} pairs"
+        "lengths and gaps of azure-conv-2023, llama-3.1-8b on h100, CPU time of the process, {rounds} rounds"
     );
     for case in &CASES {
         let workload = workload_at(case.rate, count);
+        let records = workload.records();
         println!("\n{}P{}D at {:.1}/s, {count} requests", case.prefill, case.decode, case.rate);
-        compare(case, &workload.records(), pairs, || ours::run(case, &workload))?;
+        let contenders: [Contender<'_>; 3] = [
+            ("kvrelay", Box::new(|| ours::run(case, &workload))),
+            ("aisimulate-core", Box::new(|| aisimulate::run(case, &records, true))),
+            ("  no prefix cache", Box::new(|| aisimulate::run(case, &records, false))),
+        ];
+        compare(&contenders, count, rounds)?;
     }
     println!("\n{DIFFERENCES}");
     Ok(())
 }
 
-/// Runs both in pairs, the order turned from pair to pair, and prints them side by side.
-fn compare(
-    case: &Case,
-    records: &[Record],
-    pairs: usize,
-    ours: impl Fn() -> anyhow::Result<(f64, Outcome)>,
-) -> anyhow::Result<()> {
-    let theirs = || aisimulate::run(case, records);
-    let (mut seconds, mut last) = (Vec::new(), None);
-    for pair in 0..pairs {
-        let (first, second);
-        if pair % 2 == 0 {
-            first = ours()?;
-            second = theirs()?;
-        } else {
-            second = theirs()?;
-            first = ours()?;
+/// Runs all of them in every round, each time beginning with another, and prints them side by side, with
+/// how many times as long as the first the others took in the same round.
+fn compare(contenders: &[Contender<'_>], count: usize, rounds: usize) -> anyhow::Result<()> {
+    let mut runs: Vec<Vec<(f64, Outcome)>> = contenders.iter().map(|_| Vec::new()).collect();
+    for round in 0..rounds {
+        for turn in 0..contenders.len() {
+            let index = (round + turn) % contenders.len();
+            runs[index].push(contenders[index].1()?);
         }
-        seconds.push((first.0, second.0));
-        last = Some((first.1, second.1));
     }
-    let (ours, theirs) = last.ok_or_else(|| anyhow::anyhow!("KVRELAY_PAIRS is 0; at least 1"))?;
-    let per_request = |seconds: f64| seconds * 1e6 / records.len() as f64;
-    print_row("kvrelay", spread(seconds.iter().map(|pair| per_request(pair.0))), &ours);
-    print_row("aisimulate-core", spread(seconds.iter().map(|pair| per_request(pair.1))), &theirs);
-    let [low, median, high] = spread(seconds.iter().map(|pair| pair.1 / pair.0));
-    println!("the rival takes {median:.0} times as long (pairs: {low:.0} to {high:.0})");
+    for (index, ((name, _), own)) in contenders.iter().zip(&runs).enumerate() {
+        let per_request = spread(own.iter().map(|(seconds, _)| seconds * 1e6 / count as f64));
+        print_row(name, per_request, &own[rounds - 1].1);
+        if index == 0 {
+            continue;
+        }
+        let times = own.iter().zip(&runs[0]).map(|(theirs, ours)| theirs.0 / ours.0);
+        let [low, median, high] = spread(times);
+        println!("{:>20}{median:.1} times kvrelay's (rounds: {low:.1} to {high:.1})", "");
+    }
     Ok(())
 }
 
 fn print_row(name: &str, [low, median, high]: [f64; 3], outcome: &Outcome) {
     let [ttft, tpot] = outcome.latencies;
     println!(
-        "{name:<16}{median:>8.2} us a request ({low:.2} to {high:.2}), {} finished; \
+        "{name:<20}{median:.2} us a request ({low:.2} to {high:.2}), {} finished; \
          TTFT mean/p50/p90 {:.1}/{:.1}/{:.1} ms, TPOT {:.2}/{:.2}/{:.2} ms",
         outcome.finished, ttft[0], ttft[1], ttft[2], tpot[0], tpot[1], tpot[2],
     );
