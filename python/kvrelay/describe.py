@@ -90,6 +90,14 @@ class SLO:
         found = PUBLISHED[wanted]
         return cls(ttft=found.ttft, tpot=found.tpot)
 
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> SLO:
+        """From the compiled core, which was given it by a user: checked and warned of already."""
+        slo = object.__new__(cls)
+        for name, value in fields.items():
+            object.__setattr__(slo, name, value)
+        return slo
+
     def __repr__(self) -> str:
         given = [
             f"{name}={getattr(self, name)}"

@@ -125,6 +125,10 @@ def test_objectives_in_milliseconds_are_noticed(name, milliseconds, seconds):
     assert f"{name}={milliseconds / 1e3:g}" in str(caught[0].message) and caught[0].filename == __file__
     assert getattr(slo, name) == milliseconds
     kr.SLO(**{name: seconds})
+    # Warnings are errors here: what was noticed once is not said again by whatever holds it.
+    workload = kr.Workload.poisson(4.0, 5, 10, 5, slo)
+    result = kr.simulate(workload, kr.Cluster("1M", model="opt-13b", gpu="h100"), progress=False)
+    assert workload.classes == {"default": slo} and result.objectives == {"default": [slo]}
 
 
 def test_errors_carry_their_numbers_and_travel():
