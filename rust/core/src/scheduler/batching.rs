@@ -84,12 +84,8 @@ impl State {
         if let Some(id) = batch.drop.iter().find(|id| !is_waiting(id) && !is_running(id)) {
             return invalid(format!("drop of request {}, which is not at worker {}", id.0, worker.0));
         }
-        let named = batch.prefill.iter().map(|(id, _)| *id);
-        let mut named: Vec<_> = named.chain(batch.decode.iter().flatten().copied()).collect();
-        named.extend(batch.drop.iter().chain(&batch.preempt));
-        named.sort_unstable();
-        if let Some(twice) = named.windows(2).find(|pair| pair[0] == pair[1]) {
-            return invalid(format!("request {} named twice", twice[0].0));
+        if let Some(twice) = batch.named_twice() {
+            return invalid(format!("request {} named twice", twice.0));
         }
         if batch.repeat == Some(0) {
             return invalid("repeat of 0, at least 1 is needed".to_owned());
@@ -295,7 +291,11 @@ impl State {
         let pool = &mut self.workers[worker.index()].pool;
         let kv = self.requests[id].kv.as_mut().expect("a decoding request has KV");
         let needed = pool.blocks_for(u64::from(kv.computed) + u64::from(steps)) as u32;
-        if needed.saturating_sub(kv.table.len()) > pool.num_available() {
+        let missing = needed.saturating_sub(kv.table.len());
+        if missing == 0 {
+            return true;
+        }
+        if missing > pool.num_available() {
             return false;
         }
         pool.extend(&mut kv.table, needed, 0, Holder::Request);
