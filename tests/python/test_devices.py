@@ -4,6 +4,7 @@ A process loads a driver once, so each kind of driver is met by a Python of its 
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import html
 import json
@@ -35,13 +36,17 @@ print(json.dumps({
 """
 
 
-def ask(folder: Path, **variables: str) -> dict[str, object]:
+# Where the emulated CUDA is; its driver, loaded before kvrelay looks for one, is the one that kvrelay finds.
+EMULATED = os.environ.get("KVRELAY_EMULATED_CUDA", "")
+PRELOAD = "import ctypes, sys\nfor path in sys.argv[1:]: ctypes.CDLL(path)\n"
+
+
+def ask(folder: Path, *preloaded: str, **variables: str) -> dict[str, object]:
     """What a fresh Python that finds its libraries in `folder` first says of its devices."""
     env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     env["LD_LIBRARY_PATH"] = f"{folder}:{env.get('LD_LIBRARY_PATH', '')}"
-    done = subprocess.run(
-        [sys.executable, "-c", ASK], env=env | variables, capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", PRELOAD + ASK, *(str(folder / name) for name in preloaded)]
+    done = subprocess.run(command, env=env | variables, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
     assert answer["available"] == [False, False] and answer["usable"] == ["cpu"] and answer["simulated"] == 5
@@ -90,9 +95,40 @@ def test_a_file_that_is_no_library(tmp_path: Path) -> None:
 def test_devices_that_the_driver_lists_are_named_and_not_usable(tmp_path: Path) -> None:
     answer = ask(stand_in(tmp_path, "COUNT=1"))
     assert answer["listed"] == [["cuda:0", "Stand-in 0", 3 << 29, [9, 0], [12, 8]]]
-    assert str(answer["why"]).startswith(
-        "this build of kvrelay has no CUDA kernels, so it cannot use cuda:0 (Stand-in 0, 1.5 GiB"
+    # Which of the two depends on whether this build has kernels.
+    reasons = (
+        "was built without CUDA kernels, so it cannot use",
+        "runs CUDA 12.8, the kernels need 13.0; it lists",
     )
+    assert any(f"{reason} cuda:0 (Stand-in 0, 1.5 GiB" in str(answer["why"]) for reason in reasons)
+
+
+@pytest.mark.skipif(not EMULATED, reason="KVRELAY_EMULATED_CUDA is not set: make test-python sets it")
+def test_emulated_devices_are_listed() -> None:
+    folder = Path(EMULATED)
+    answer = ask(folder, "libcuda.so.1", "libcuda.so", KVRELAY_EMU_DEVICES="2", KVRELAY_EMU_MEMORY_MB="512")
+    assert answer["listed"] == [
+        [f"cuda:{ordinal}", f"Emulated device {ordinal}", 512 << 20, [9, 0], [13, 0]] for ordinal in range(2)
+    ]
+    # There are kernels and devices to run them on, and no engine yet that does.
+    assert answer["why"] == "the engine of this build of kvrelay does not run on CUDA devices"
+
+
+@pytest.mark.skipif(not EMULATED, reason="KVRELAY_EMULATED_CUDA is not set: make test-python sets it")
+def test_emulated_devices_that_are_too_old() -> None:
+    answer = ask(Path(EMULATED), "libcuda.so.1", "libcuda.so", KVRELAY_EMU_CAPABILITY="75")
+    assert "the kernels need compute capability 8.0 or newer" in str(answer["why"])
+    assert "compute capability 7.5" in str(answer["why"]) and len(answer["listed"]) == 1
+
+
+def test_without_a_driver_there_is_no_device() -> None:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        found = kr.devices()
+        assert (found.cuda, found.why_no_cuda) == ((), "no libcuda.so.1 was found")
+    else:
+        pytest.skip("this machine has a CUDA driver")
 
 
 def test_this_machine() -> None:

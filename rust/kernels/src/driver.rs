@@ -5,13 +5,22 @@ use std::ffi::{CStr, OsString, c_char, c_int, c_uint};
 use std::fmt;
 use std::ops::Deref;
 
+use cudarc::driver::DriverError;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use crate::module;
 
 /// The name under which NVIDIA's driver installs its library.
 const LIBRARY: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
 
 /// The variable by which a user hides devices from the driver.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// The oldest driver that runs what the kernels are compiled with, CUDA 13.0.
+const OLDEST_DRIVER: Version = Version { major: 13, minor: 0 };
+
+/// The oldest devices that the kernels are compiled for.
+pub(crate) const OLDEST_CAPABILITY: Version = Version { major: 8, minor: 0 };
 
 const SUCCESS: c_int = 0;
 const NO_DEVICE: c_int = 100;
@@ -119,8 +128,28 @@ pub enum NoCuda {
         visible: Option<OsString>,
     },
     /// There are devices, and nothing in this build to run on them.
-    #[error("this build of kvrelay has no CUDA kernels, so it cannot use {}", list(devices))]
+    #[error("this build of kvrelay was built without CUDA kernels, so it cannot use {}", list(devices))]
     NoKernels {
+        /// What the driver lists.
+        devices: Devices,
+    },
+    /// The driver is older than what the kernels are compiled with.
+    #[error(
+        "the CUDA driver is too old: it runs CUDA {found}, the kernels need {OLDEST_DRIVER}; it lists {}",
+        list(devices)
+    )]
+    OldDriver {
+        /// The newest CUDA that it runs.
+        found: Version,
+        /// What it lists.
+        devices: Devices,
+    },
+    /// No device is new enough for the kernels.
+    #[error(
+        "the kernels need compute capability {OLDEST_CAPABILITY} or newer, and there is only {}",
+        list(devices)
+    )]
+    OldDevices {
         /// What the driver lists.
         devices: Devices,
     },
@@ -143,7 +172,9 @@ impl NoCuda {
     /// The devices that the driver lists although they cannot be used.
     pub fn devices(&self) -> &[Device] {
         match self {
-            NoCuda::NoKernels { devices } => devices,
+            NoCuda::NoKernels { devices }
+            | NoCuda::OldDriver { devices, .. }
+            | NoCuda::OldDevices { devices } => devices,
             _ => &[],
         }
     }
@@ -160,10 +191,23 @@ impl Driver {
     /// many devices, and after which a forked child of the process cannot use CUDA.
     ///
     /// # Errors
-    /// [`NoCuda`]. At best [`NoCuda::NoKernels`], since this build has none.
+    /// [`NoCuda`].
     pub fn probe() -> Result<Devices, NoCuda> {
-        let devices = listed()?;
+        usable(listed()?, module::embedded().is_some())
+    }
+}
+
+/// The devices, if this build has kernels, and they run on some of them.
+fn usable(devices: Devices, has_kernels: bool) -> Result<Devices, NoCuda> {
+    let found = devices[0].driver_version;
+    if !has_kernels {
         Err(NoCuda::NoKernels { devices })
+    } else if found < OLDEST_DRIVER {
+        Err(NoCuda::OldDriver { found, devices })
+    } else if devices.iter().all(|device| device.compute_capability < OLDEST_CAPABILITY) {
+        Err(NoCuda::OldDevices { devices })
+    } else {
+        Ok(devices)
     }
 }
 
@@ -269,6 +313,13 @@ fn error(code: c_int) -> CudaError {
     CudaError { code, meaning: (!parts.is_empty()).then(|| parts.join(": ")) }
 }
 
+impl From<DriverError> for CudaError {
+    /// An error of a call that was made, so the library is present.
+    fn from(DriverError(code): DriverError) -> CudaError {
+        error(code as c_int)
+    }
+}
+
 /// Why the library is not present.
 fn why_not_loaded() -> NoCuda {
     // SAFETY: as for `is_culib_present`, which has just tried the same.
@@ -280,4 +331,45 @@ fn why_not_loaded() -> NoCuda {
         format!("Error loading shared library {LIBRARY}: No such file or directory"),
     ];
     if nowhere.contains(&reason) { NoCuda::NoLibrary } else { NoCuda::BadLibrary { reason } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn devices(driver: (u32, u32), capabilities: &[(u32, u32)]) -> Devices {
+        let version = |(major, minor)| Version { major, minor };
+        let device = |&capability| Device {
+            name: "Card".to_owned(),
+            memory_bytes: 3 << 30,
+            compute_capability: version(capability),
+            driver_version: version(driver),
+        };
+        Devices(capabilities.iter().map(device).collect())
+    }
+
+    #[test]
+    fn kernels_first() {
+        let reason = usable(devices((13, 0), &[(9, 0)]), false).unwrap_err();
+        let expected = "this build of kvrelay was built without CUDA kernels, so it cannot use cuda:0 (Card, 3.0 GiB, \
+                        compute capability 9.0, driver for CUDA 13.0)";
+        assert_eq!((reason.to_string().as_str(), reason.devices().len()), (expected, 1));
+    }
+
+    #[test]
+    fn then_the_driver() {
+        assert!(usable(devices((13, 0), &[(9, 0)]), true).is_ok());
+        let reason = usable(devices((12, 9), &[(9, 0), (8, 0)]), true).unwrap_err();
+        assert!(reason.to_string().contains("it runs CUDA 12.9, the kernels need 13.0"), "{reason}");
+        assert_eq!(reason.devices().len(), 2);
+    }
+
+    #[test]
+    fn then_the_devices() {
+        let mixed = devices((13, 1), &[(7, 5), (8, 0)]);
+        assert_eq!(usable(mixed.clone(), true), Ok(mixed));
+        let reason = usable(devices((13, 1), &[(7, 5)]), true).unwrap_err();
+        assert!(reason.to_string().contains("compute capability 8.0 or newer"), "{reason}");
+        assert!(reason.to_string().contains("compute capability 7.5"), "{reason}");
+    }
 }

@@ -1,10 +1,13 @@
-//! Whether CUDA is usable on this machine, and why not.
+//! CUDA: whether it is usable on this machine and why not, the compiled kernels, and who launches them.
 //!
 //! cudarc binds the driver library at run time and *panics* where it, or a function of it, is
-//! missing. So [`Driver::probe`] is the one door: nothing else may touch CUDA before it has said
-//! yes. There are no kernels in this crate yet, so it never does: with a driver and devices it says
-//! [`NoCuda::NoKernels`], and lists them.
+//! missing. So [`Driver::probe`] is the one door: it gives the [`Devices`], and they alone give a
+//! [`Module`], the kernels of `cuda/` loaded into a device. A build without kernels says
+//! [`NoCuda::NoKernels`], and lists the devices. [`launch`] is who launches the kernels.
 
 mod driver;
+pub mod launch;
+mod module;
 
 pub use driver::{CudaError, Device, Devices, Driver, NoCuda, Version};
+pub use module::{Module, ModuleError, embedded};

@@ -10,6 +10,9 @@ use pyo3::prelude::*;
 /// A CUDA device: name, memory in bytes, compute capability, CUDA version of its driver.
 type CudaDevice = (String, u64, (u32, u32), (u32, u32));
 
+/// Why devices that the kernels run on are not usable all the same.
+const NO_BACKEND: &str = "the engine of this build of kvrelay does not run on CUDA devices";
+
 /// The cores this process may use, and the widest vector instructions that kernels use on them.
 #[pyfunction]
 pub(crate) fn cpu() -> (usize, Option<&'static str>) {
@@ -25,7 +28,7 @@ pub(crate) fn cuda(py: Python<'_>) -> (Vec<CudaDevice>, Option<String>) {
         (name.clone(), *memory_bytes, capability, driver)
     };
     match py.detach(Driver::probe) {
-        Ok(devices) => (devices.iter().map(row).collect(), None),
+        Ok(devices) => (devices.iter().map(row).collect(), Some(NO_BACKEND.to_owned())),
         Err(reason) => (reason.devices().iter().map(row).collect(), Some(reason.to_string())),
     }
 }

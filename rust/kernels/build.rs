@@ -1,0 +1,32 @@
+//! Embeds the compiled kernels: the fatbin that `KVRELAY_CUDA_FATBIN` names, made by
+//! `build_kernels.py`. Where it is unset or empty the crate builds without kernels.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+const VARIABLE: &str = "KVRELAY_CUDA_FATBIN";
+/// How a fatbin begins.
+const MAGIC: [u8; 4] = 0xBA55_ED50_u32.to_le_bytes();
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed={VARIABLE}");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let image = match env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+        Some(path) => read(Path::new(&path)),
+        None => Vec::new(),
+    };
+    fs::write(out.join("kernels.fatbin"), image).expect("OUT_DIR can be written to");
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    println!("cargo::rerun-if-changed={}", path.display());
+    let image = fs::read(path).unwrap_or_else(|error| panic!("{VARIABLE} names {}: {error}", path.display()));
+    assert!(
+        image.starts_with(&MAGIC),
+        "{VARIABLE} names {}, which is not a fatbin: it begins with {:02x?}, not {MAGIC:02x?}",
+        path.display(),
+        &image[..image.len().min(4)],
+    );
+    image
+}
