@@ -251,7 +251,8 @@ mod tests {
         let fast = |rows, length| {
             let plan = DecodePlan::new(Split::Fast { multiprocessors: 100 }, rows, 8, 4, length);
             assert!(
-                plan.max_splits * plan.split_tokens >= length && plan.split_tokens % LEAST_SPLIT_TOKENS == 0
+                plan.max_splits * plan.split_tokens >= length
+                    && plan.split_tokens.is_multiple_of(LEAST_SPLIT_TOKENS)
             );
             assert!((plan.max_splits - 1) * plan.split_tokens < length.max(1), "{plan:?} has an empty split");
             plan
