@@ -418,14 +418,17 @@ def _story(row: pd.Series, slo: SLO) -> str:
         lines.append(
             f"  {row['prefill_start']:.4f} s  prefill at worker {row['prefill_worker']} after {waited} in the queue{cached}"
         )
+    early = known("transfer_start", "first_token") and row["transfer_start"] < row["first_token"]
+    moves = f"KV transfer to worker {row['decode_worker']}"
+    if early:
+        lines.append(f"  {row['transfer_start']:.4f} s  {moves} beside its last chunk")
     if known("first_token"):
         lines.append(
             f"  {row['first_token']:.4f} s  first token: TTFT {ms(row['ttft'])}{_against(row['ttft'], slo.ttft)}"
         )
-    if known("transfer_start", "first_token"):
-        waited = row["transfer_start"] - row["first_token"]
-        how = f"after {ms(waited)} for room" if waited >= 0.0 else "beside its last chunk"
-        lines.append(f"  {row['transfer_start']:.4f} s  KV transfer to worker {row['decode_worker']} {how}")
+    if known("transfer_start", "first_token") and not early:
+        waited = ms(row["transfer_start"] - row["first_token"])
+        lines.append(f"  {row['transfer_start']:.4f} s  {moves} after {waited} for room")
     if known("transfer_end"):
         lines.append(
             f"  {row['transfer_end']:.4f} s  KV there, {ms(row['transfer_end'] - row['transfer_start'])} on the way"
