@@ -58,13 +58,14 @@ pub fn preload() -> bool {
     true
 }
 
-/// The full name of the test that this is written in; not within a closure of it.
+/// The full name of the test that this is written in, be it in a closure of it.
 #[macro_export]
 macro_rules! test_name {
     () => {{
         fn here() {}
         let path = std::any::type_name_of_val(&here);
         let path = path.strip_suffix("::here").unwrap_or(path);
+        let path = path.split("::{{closure}}").next().unwrap_or(path);
         path.split_once("::").map_or(path, |(_, name)| name)
     }};
 }
