@@ -135,9 +135,19 @@ soak: $(KERNELS) ## Property tests for long: PROPTEST_CASES=20000
 bench: ## Benchmarks
 	$(CARGO) bench --quiet $(CARGO_FLAGS) --package kvrelay-benches
 
+# With a lock file and a target folder of its own; the first build takes many minutes.
+.PHONY: bench-rivals
+bench-rivals: ## kvrelay's simulator beside aisimulate-core on the same requests (builds slowly)
+	$(CARGO) run --quiet --release --locked --manifest-path benches/rivals/Cargo.toml \
+		--target-dir $(or $(CARGO_TARGET_DIR),target)/rivals
+
 .PHONY: reality
 reality: $(VENV)/.extension ## Simulations held against published measurements (reads ../shared)
 	@$(BIN)/python benches/reality.py
+
+.PHONY: roofline-fit
+roofline-fit: $(VENV)/.extension ## The roofline's efficiencies fitted on published measurements (reads ../shared)
+	@$(BIN)/python benches/roofline_fit.py
 
 .PHONY: wheel
 wheel: $(VENV)/.created $(KERNELS) ## The wheel that is published, in dist/

@@ -408,6 +408,11 @@ class Result:
         """
         The distinct pairs of class name and objectives, in order of arrival.
         """
+    def places(self, /) -> Incomplete | None:
+        """
+        Where in its workload's list each request stands, in the order of ids; `None` where that is not
+        known.
+        """
     def requests(self, /) -> dict:
         """
         One column a field of the requests' records, in the order of their ids. Seconds; missing
@@ -589,7 +594,8 @@ class Workload:
     def columns(self, /) -> dict:
         """
         Columns of equal length: arrival (s; NaN where it waits for a completion), prompt_tokens,
-        output_tokens, max_tokens, slo_class (an index), priority; of sessions also session and turn.
+        output_tokens, max_tokens, slo_class (an index), priority; of sessions also session and turn; where
+        prompts share prefixes hash_ids (arrays, or `None`) and tokens_per_id (0 where there are none).
         """
     @property
     def description(self, /) -> str:
@@ -649,6 +655,10 @@ class Workload:
     def synthetic(process: str, rate: SupportsFloat | SupportsIndex, cv: SupportsFloat | SupportsIndex | None, num_requests: SupportsIndex, lengths: tuple[SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsFloat | SupportsIndex | None], class_spec: tuple[str, Any | None, SupportsIndex, SupportsIndex | None], seed: SupportsIndex) -> Workload:
         """
         Requests that arrive by a process: `"poisson"`, `"gamma"` (with `cv`) or `"fixed"`.
+        """
+    def turns(self, /) -> tuple[Incomplete, Incomplete] | None:
+        """
+        Of sessions: which session each request belongs to, and which of its turns it is, from 0.
         """
     @staticmethod
     def varying(law: str, parameters: SupportsGetItem[int, SupportsFloat | SupportsIndex], num_requests: SupportsIndex | None, duration: SupportsFloat | SupportsIndex | None, lengths: tuple[SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsIndex | tuple[str, SupportsGetItem[int, SupportsFloat | SupportsIndex]], SupportsFloat | SupportsIndex | None], class_spec: tuple[str, Any | None, SupportsIndex, SupportsIndex | None], seed: SupportsIndex) -> Workload:

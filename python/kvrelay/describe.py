@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -12,12 +13,17 @@ from kvrelay.checks import MAX_TOKENS, number, text, whole
 from kvrelay.errors import ConfigError, WorkloadError
 from kvrelay.objectives import PUBLISHED
 
+#: Objectives above so many seconds are rather milliseconds. Three times and more what is published, where
+#: TTFTs end at 30 s and TPOTs begin at 15 ms.
+_LIKELY_SECONDS = {"ttft": 100.0, "tpot": 10.0, "e2e": 3600.0, "max_gap": 60.0}
+
 
 @dataclass(frozen=True)
 class SLO:
     """Service-level objectives of a request, in seconds; each may be ``None``.
 
-    A request is *good* when it finishes within all of them; equality meets an objective.
+    A request is *good* when it finishes within all of them; equality meets an objective. One so large
+    that milliseconds may have been meant is taken as it is, with a ``UserWarning``.
 
     Parameters
     ----------
@@ -51,6 +57,12 @@ class SLO:
                 raise ConfigError(
                     f"SLO {name} is {value} s; it must be above 0 and finite, or None", value=value
                 )
+            if value > _LIKELY_SECONDS[name]:
+                warnings.warn(
+                    f"SLO {name} is {value} s: objectives are in seconds, and one above {_LIKELY_SECONDS[name]:g} s "
+                    f"seldom binds; if milliseconds were meant, give {name}={value / 1e3:g}",
+                    stacklevel=3,
+                )
         if self.token_deadlines and (self.ttft is None or self.tpot is None):
             raise ConfigError("token_deadlines needs both ttft and tpot")
 
@@ -77,6 +89,14 @@ class SLO:
             )
         found = PUBLISHED[wanted]
         return cls(ttft=found.ttft, tpot=found.tpot)
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> SLO:
+        """From the compiled core, which was given it by a user: checked and warned of already."""
+        slo = object.__new__(cls)
+        for name, value in fields.items():
+            object.__setattr__(slo, name, value)
+        return slo
 
     def __repr__(self) -> str:
         given = [

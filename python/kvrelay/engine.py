@@ -165,8 +165,8 @@ class Engine:
         ``"fast"``, or ``"invariant"``: every token is, bit for bit, that of its request alone, whatever
         else runs.
     threads_per_worker
-        On the CPU. The machine's cores, shared evenly, by default. ``pin`` keeps each worker's threads on cores of
-        its own, where there are enough for all.
+        Of the CPU. The machine's cores, shared evenly, by default; at most all of them. ``pin`` keeps
+        each worker's threads on cores of its own, where there are enough for all.
     kv_tokens
         KV capacity of every worker. By default on the CPU 512 MiB, on CUDA what is free on the device,
         less a tenth, the weights and the buffers.
@@ -217,7 +217,7 @@ class Engine:
             resolve(policy),
             text("device", device),
             text("numerics", numerics),
-            optional_whole("threads_per_worker", threads_per_worker, 1, 1024),
+            _threads(threads_per_worker),
             bool(pin),
             None if kv_tokens is None else kv_tokens // block_tokens,
             None,
@@ -323,7 +323,7 @@ class Engine:
                 workload._core, None if policy is None else resolve(policy), seed, until, tell
             )
         title = f"{self.topology}, {name_of(used)}: {workload._core.description}"
-        return Result(core, title=title, source="measured", num_gpus=len(self.workers))
+        return Result(core, title=title, source="measured", num_gpus=len(self.workers), workload=workload)
 
     def profile(self, *, seed: int = 0, progress: bool = True) -> Profile:
         """Measures this engine's steps and transfers, and fits a latency model: see
@@ -421,6 +421,20 @@ class Engine:
         )
         head = "<tr><th>worker</th><th>role</th><th>device</th><th>threads</th><th>KV blocks</th></tr>"
         return f"<b>{html.escape(self._name)}</b> ({html.escape(self._core.model_name)}), {self.topology}, policy {html.escape(name_of(self.policy))}<table>{head}{rows}</table>"
+
+
+def _threads(given: Any) -> int | None:
+    """Threads of a worker, at most the cores there are: more of them only wait for each other, in every step."""
+    threads = optional_whole("threads_per_worker", given, 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if threads is not None and threads > cores:
+        raise ConfigError(
+            f"threads_per_worker is {threads}; this process may run on {cores} cores, and more threads than that "
+            "only wait for each other",
+            threads_per_worker=threads,
+            cores=cores,
+        )
+    return threads
 
 
 def _check_prompt(name: str, prompt: Any) -> None:

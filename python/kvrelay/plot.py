@@ -54,6 +54,8 @@ class _Result(Protocol):
     def requests(self) -> pd.DataFrame: ...
     @property
     def objectives(self) -> dict[str, list[SLO]]: ...
+    @property
+    def bounds(self) -> tuple[float, float] | None: ...
     def goodput(self) -> float: ...
     def attainment(self) -> float: ...
 
@@ -75,9 +77,17 @@ def _pyplot() -> Any:
 
 
 def _axes(ax: Axes | None, **figure: Any) -> Axes:
-    if ax is not None:
-        return ax
-    return _pyplot().subplots(layout="constrained", **figure)[1]
+    pyplot = _pyplot()
+    if ax is None:
+        return pyplot.subplots(layout="constrained", **figure)[1]
+    from matplotlib.axes import Axes
+
+    if not isinstance(ax, Axes):
+        hint = f"; a metric is given by name: metric={ax!r}" if isinstance(ax, str) else ""
+        raise TypeError(
+            f"ax is {ax!r}, of type {type(ax).__name__}; it must be matplotlib Axes, or None{hint}"
+        )
+    return ax
 
 
 def latency_cdf(
@@ -202,7 +212,8 @@ def timeline(result: _Result, ax: Axes | None = None, max_requests: int = 60) ->
     """What became of each request: one row each, by arrival, from top to bottom.
 
     Bars are the time in the queue, in prefill, between first token and decode, and in decode; the
-    thin bar is the KV transfer. Crosses mark requests that missed an objective.
+    thin bar is the KV transfer. Crosses mark requests that missed an objective. The picture of a
+    window begins where the window does.
 
     Args:
         result: A result.
@@ -229,7 +240,7 @@ def timeline(result: _Result, ax: Axes | None = None, max_requests: int = 60) ->
     ax.set_xlabel("time since the start of the run (s)")
     ax.set_ylabel("request, by arrival")
     ax.set_ylim(max(len(requests), 1) - 0.5, -0.5)
-    ax.set_xlim(left=0.0)
+    ax.set_xlim(left=0.0 if result.bounds is None else result.bounds[0])
     ax.yaxis.get_major_locator().set_params(integer=True)
     if len(every) > len(requests):
         ax.set_title(f"the first {len(requests)} of {len(every):,} requests", loc="left")

@@ -103,9 +103,20 @@ def _column(frame: pd.DataFrame, name: str) -> np.ndarray:
     return values
 
 
+def _counts(steps: pd.DataFrame, name: str) -> np.ndarray:
+    """A column of whole numbers: a chunk or a token that is there in part is a mistake of the caller's."""
+    values = _column(steps, name)
+    wrong = np.flatnonzero(values != np.floor(values))
+    if len(wrong):
+        raise ConfigError(
+            f"steps: {name} of row {wrong[0]} is {steps[name].iloc[wrong[0]]!r}; it must be a whole number"
+        )
+    return values
+
+
 def _sums(steps: pd.DataFrame) -> list[tuple[int, ...]]:
     """Each step's sums, as the compiled core takes them."""
-    columns = {name: _column(steps, name) if name in steps else np.zeros(len(steps)) for name in STEP_COLUMNS}
+    columns = {name: _counts(steps, name) if name in steps else np.zeros(len(steps)) for name in STEP_COLUMNS}
     if not any(name in steps for name in ("prefill_tokens", "num_decode")):
         raise ConfigError("steps need prefill_tokens or num_decode")
     tokens = columns["prefill_tokens"]

@@ -14,6 +14,7 @@ from kvrelay.checks import MAX_U64, number, whole
 from kvrelay.describe import SLO
 from kvrelay.errors import ConfigError
 from kvrelay.statistics import Interval, Stationarity, checked_confidence, interval_from, stationarity_from
+from kvrelay.workload import Workload
 
 #: Columns of :attr:`Result.requests`, in order.
 REQUEST_COLUMNS = (
@@ -41,6 +42,7 @@ class Result:
         num_gpus: int,
         oracle: bool = False,
         notes: tuple[str, ...] = (),
+        workload: Workload | None = None,
     ) -> None:
         self._core = core
         self.title = title
@@ -52,14 +54,22 @@ class Result:
         self.oracle = oracle
         #: What was left out of it, and by which rule.
         self.notes = notes
+        #: What ran; ``None`` where requests were not those of a workload.
+        self.workload = workload
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One row a request; see :data:`REQUEST_COLUMNS`."""
+        """One row a request; see :data:`REQUEST_COLUMNS`. Of a simulation of sessions also ``session``
+        and ``turn``, both from 0."""
         frame = pd.DataFrame(self._core.requests())
         for column in frame:
             frame[column] = _nullable(column, frame[column])
-        return frame[list(REQUEST_COLUMNS)]
+        frame = frame[list(REQUEST_COLUMNS)]
+        turns = None if self.workload is None else self.workload._core.turns()
+        places = None if turns is None else self._core.places()
+        if turns is not None and places is not None:
+            frame = frame.assign(session=turns[0][places], turn=turns[1][places])
+        return frame
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -97,6 +107,11 @@ class Result:
         for name, slo in self._core.objectives():
             found.setdefault(name, []).append(slo)
         return found
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Start and end of a :meth:`window`, in seconds since the run began; ``None`` of a whole run."""
+        return self._core.bounds
 
     @property
     def makespan(self) -> float | None:
@@ -275,7 +290,42 @@ class Result:
             num_gpus=self.num_gpus,
             oracle=self.oracle,
             notes=(*self.notes, note),
+            workload=self.workload,
         )
+
+    def to_workload(self) -> Workload:
+        """The requests of this run as a workload: everything as in the one that ran, shared prefixes and
+        objectives too, but arrivals are those that came about. So a run replays, also one in which they
+        waited for completions; of a window come those in it.
+
+        Raises
+        ------
+        :class:`kvrelay.ConfigError`, when it is the result of no workload, or of a measured run of sessions,
+        which does not tell which request was which turn.
+
+        >>> import kvrelay as kr
+        >>> chats = kr.Workload.sessions(5, 1.0, turns=3, user_tokens=100, output_tokens=20)
+        >>> cluster = kr.Cluster("1P1D", model="opt-13b", gpu="a100-80gb", latency="vllm")
+        >>> first = kr.simulate(chats, cluster, progress=False)
+        >>> again = kr.simulate(first.to_workload(), cluster, progress=False)
+        >>> again.requests["ttft"].equals(first.requests["ttft"])
+        True
+        """
+        if self.workload is None:
+            raise ConfigError(f"{self.title}: a result of no workload, so there is none to replay")
+        places = self._core.places()
+        if places is None:
+            if self.workload._core.turns() is not None:
+                raise ConfigError(
+                    f"{self.title}: a measured run of sessions does not tell which request was which turn"
+                )
+            # Turns apart, requests come in the order of the list, and ids are given in that order.
+            places = self.requests["id"].to_numpy(dtype=int)
+        rows = self.workload.to_frame().iloc[places]
+        rows = rows.assign(arrival=self.requests["arrival"].to_numpy(dtype=float))
+        names = set(rows["slo_class"])
+        classes = {name: slo for name, slo in self.workload.classes.items() if name in names}
+        return Workload.from_records(rows, classes, seed=self.workload.seed)
 
     def explain(self, request_id: int) -> str:
         """One request's story."""
@@ -368,14 +418,17 @@ def _story(row: pd.Series, slo: SLO) -> str:
         lines.append(
             f"  {row['prefill_start']:.4f} s  prefill at worker {row['prefill_worker']} after {waited} in the queue{cached}"
         )
+    early = known("transfer_start", "first_token") and row["transfer_start"] < row["first_token"]
+    moves = f"KV transfer to worker {row['decode_worker']}"
+    if early:
+        lines.append(f"  {row['transfer_start']:.4f} s  {moves} beside its last chunk")
     if known("first_token"):
         lines.append(
             f"  {row['first_token']:.4f} s  first token: TTFT {ms(row['ttft'])}{_against(row['ttft'], slo.ttft)}"
         )
-    if known("transfer_start", "first_token"):
-        waited = row["transfer_start"] - row["first_token"]
-        how = f"after {ms(waited)} for room" if waited >= 0.0 else "beside its last chunk"
-        lines.append(f"  {row['transfer_start']:.4f} s  KV transfer to worker {row['decode_worker']} {how}")
+    if known("transfer_start", "first_token") and not early:
+        waited = ms(row["transfer_start"] - row["first_token"])
+        lines.append(f"  {row['transfer_start']:.4f} s  {moves} after {waited} for room")
     if known("transfer_end"):
         lines.append(
             f"  {row['transfer_end']:.4f} s  KV there, {ms(row['transfer_end'] - row['transfer_start'])} on the way"

@@ -175,10 +175,15 @@ def max_goodput(
 
 
 def _measured(result: Result, criterion: Callable[[Result], float] | None, rate: float) -> float:
-    value = result.attainment() if criterion is None else criterion(result)
-    if value is None:
-        raise ConfigError("no request has an objective, so no rate attains or misses a target: give an SLO")
-    value = number("criterion(result)", value)
+    if criterion is None:
+        attained = result.attainment()
+        if attained is None:
+            raise ConfigError(
+                "no request has an objective, so no rate attains or misses a target: give an SLO"
+            )
+        return attained
+    what = f"criterion {getattr(criterion, '__name__', repr(criterion))}(result) at {rate:.6g} req/s"
+    value = number(what, criterion(result))
     if value != value:
-        raise ConfigError(f"criterion(result) is nan at {rate:.6g} req/s: it must be a number", rate=rate)
+        raise ConfigError(f"{what} is nan; it must be a number", rate=rate)
     return value

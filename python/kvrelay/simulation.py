@@ -91,7 +91,14 @@ def simulate(
             tell,
         )
     cluster._warn_if_extrapolated()
-    return Result(core, title=title, source="simulated", num_gpus=cluster.num_gpus, oracle=oracle)
+    return Result(
+        core,
+        title=title,
+        source="simulated",
+        num_gpus=cluster.num_gpus,
+        oracle=oracle,
+        workload=workload,
+    )
 
 
 def interference(

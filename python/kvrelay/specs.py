@@ -129,5 +129,7 @@ def _hash_ids(at: str, record: Mapping[str, Any]) -> tuple[list[int], int] | Non
         return None
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise WorkloadError(f"{at}.hash_ids is {ids!r}; it must be a list of whole numbers")
+    if isinstance(ids, np.ndarray):
+        ids = ids.tolist()
     checked = [_integral(f"{at}.hash_ids[{index}]", one, 0, MAX_U64) for index, one in enumerate(ids)]
     return checked, _integral(f"{at}.tokens_per_id", field(record, "tokens_per_id", 512), 1, MAX_TOKENS)

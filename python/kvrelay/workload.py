@@ -494,7 +494,8 @@ class Workload:
         records
             Mappings, or a frame, with ``arrival`` (seconds), ``prompt_tokens``, ``output_tokens`` and,
             where wanted, ``slo_class``, ``max_tokens``, ``priority``, ``hash_ids`` with
-            ``tokens_per_id``. A finished :class:`Result`'s ``.requests`` will do.
+            ``tokens_per_id``. A workload's :meth:`to_frame` will do, and a finished :class:`Result`'s
+            ``.requests``, which do not know of shared prefixes: :meth:`Result.to_workload` does.
         slo
             One for all, or one per class.
 
@@ -553,8 +554,12 @@ class Workload:
 
     def to_frame(self) -> pd.DataFrame:
         """One row a request: arrival (s; missing where it waits for a completion), prompt_tokens,
-        output_tokens, max_tokens, slo_class, priority; of sessions also session and turn, from 0."""
+        output_tokens, max_tokens, slo_class, priority; of sessions also session and turn, from 0; where
+        prompts share prefixes also hash_ids and tokens_per_id, missing where a prompt is like no other."""
         frame = pd.DataFrame(self._core.columns())
+        if "tokens_per_id" in frame:
+            given = frame["tokens_per_id"].astype("Int64")
+            frame["tokens_per_id"] = given.mask(given == 0)
         names = pd.Series([name for name, _, _ in self._core.classes], dtype="string")
         frame["slo_class"] = names.take(frame["slo_class"]).to_numpy()
         return frame

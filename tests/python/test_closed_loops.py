@@ -69,8 +69,10 @@ def test_turns_come_in_order_and_reuse_the_prompt_before(slo):
     key = ["prompt_tokens", "output_tokens"]
     frame = chats.to_frame()
     assert not frame.duplicated(key).any()
-    told = requests.merge(frame[[*key, "session", "turn"]], on=key, validate="one_to_one")
+    place = ["session", "turn"]
+    told = requests.drop(columns=place).merge(frame[[*key, *place]], on=key, validate="one_to_one")
     assert len(told) == len(chats)
+    pd.testing.assert_frame_equal(told[place], requests[place])
     for _, session in told.groupby("session"):
         turns = session.sort_values("turn")
         assert turns["id"].is_monotonic_increasing
@@ -87,6 +89,16 @@ def test_the_largest_rate_of_a_loop_is_no_question(cluster, slo):
     loop = kr.Workload.closed_loop(4, 20, 100, 10, slo)
     with pytest.raises(kr.WorkloadError, match="they have no rate to set to"):
         kr.max_goodput(loop, cluster, progress=False)
+
+
+def test_parts_of_a_run_know_their_sessions_and_other_runs_have_none(cluster):
+    chats = kr.Workload.sessions(15, 4.0, kr.uniform(1, 6), 100, 20, think_time=0.5, seed=2)
+    result = kr.simulate(chats, cluster, progress=False)
+    whole, part = result.requests.set_index("id"), result.window(1.0, 2.0).requests
+    assert 0 < len(part) < len(whole) and not whole["session"].is_monotonic_increasing
+    for column in ("session", "turn"):
+        assert part[column].tolist() == whole.loc[part["id"], column].tolist()
+    assert "session" not in kr.simulate(kr.Workload.fixed(1.0, 2, 10, 5), cluster, progress=False).requests
 
 
 def test_the_frame_says_what_is_not_known_beforehand():

@@ -33,6 +33,7 @@ class Result:
         self.requests = requests
         self._numbers = (goodput, attainment)
         self.objectives: dict[str, list[kr.SLO]] = {}
+        self.bounds: tuple[float, float] | None = None
 
     def goodput(self) -> float | None:
         return self._numbers[0]
@@ -124,6 +125,15 @@ def test_what_is_no_result_is_refused(result: Result) -> None:
     assert len(plot.goodput_bars(result).patches) == 1
 
 
+@pytest.mark.parametrize("draw", [plot.latency_cdf, plot.timeline, plot.goodput_bars])
+def test_what_is_no_axes_is_refused(result: Result, draw) -> None:
+    with pytest.raises(TypeError, match=r"ax is 'tpot', of type str; .* metric='tpot'"):
+        draw(result, "tpot")
+    with pytest.raises(TypeError, match=r"ax is 3, of type int; it must be matplotlib Axes, or None$"):
+        draw(result, 3)
+    assert not pyplot.get_fignums()
+
+
 def test_many_curves_stay_distinct(result: Result) -> None:
     ax = plot.latency_cdf({str(index): result for index in range(20)})
     styles = {(line.get_color(), line.get_linestyle()) for line in ax.get_lines()}
@@ -174,6 +184,14 @@ def test_a_timeline_shows_the_first_and_says_so(result: Result) -> None:
     assert plot.timeline(result).get_title(loc="left") == ""
     with pytest.raises(ValueError, match="max_requests is 0"):
         plot.timeline(result, max_requests=0)
+
+
+def test_the_timeline_of_a_window_begins_where_the_window_does(workload, cluster) -> None:
+    whole = kr.simulate(workload, cluster, progress=False)
+    assert whole.bounds is None and plot.timeline(whole).get_xlim()[0] == 0.0
+    window = whole.window(20.0, 25.0)
+    left, right = plot.timeline(window).get_xlim()
+    assert left == 20.0 == window.bounds[0] and right < 30.0
 
 
 def test_empty_results_draw_empty_axes() -> None:

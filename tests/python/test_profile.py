@@ -15,7 +15,7 @@ from kvrelay.profile import _fit_steps, _overlap
 
 TINY = Path(__file__).parents[1] / "data/tiny.gguf"
 QUIET = {"progress": False}
-SLO = kr.SLO(ttft=60.0, tpot=60.0)
+SLO = kr.SLO(ttft=60.0, tpot=10.0)
 
 
 def steps() -> pd.DataFrame:
@@ -57,6 +57,14 @@ def test_a_table_is_not_extrapolated_silently():
         (pd.DataFrame({"seconds": [1.0]}), "need prefill_tokens or num_decode"),
         (pd.DataFrame({"prefill_tokens": [5, -1], "seconds": [1.0, 1.0]}), "prefill_tokens of row 1 is .*-1"),
         (pd.DataFrame({"prefill_tokens": [5], "seconds": ["fast"]}), "seconds of row 0 is 'fast'"),
+        (
+            pd.DataFrame({"prefill_tokens": [5, 7.5], "seconds": [1.0, 2.0]}),
+            r"prefill_tokens of row 1 is .*7\.5.*; it must be a whole number",
+        ),
+        (
+            pd.DataFrame({"num_decode": [1], "decode_context": [0.25], "seconds": [1.0]}),
+            r"decode_context of row 0 is .*0\.25.*; it must be a whole number",
+        ),
         (
             pd.DataFrame({"prefill_tokens": [5], "seconds": [0.0]}),
             "at least 1 step with a time above 0, found 1",

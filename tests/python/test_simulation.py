@@ -122,8 +122,16 @@ def test_max_goodput_that_no_rate_attains(cluster):
     workload = kr.Workload.poisson(4.0, 20, 64, 8, kr.SLO(ttft=1e-6))
     with pytest.raises(kr.ConfigError, match=r"no rate attains 90%: .* without load as well"):
         kr.max_goodput(workload, cluster, **QUIET)
-    with pytest.raises(kr.ConfigError, match=r"criterion\(result\) is nan"):
+    with pytest.raises(kr.ConfigError, match=r"criterion <lambda>\(result\) at .* req/s is nan"):
         kr.max_goodput(workload, cluster, criterion=lambda result: float("nan"), **QUIET)
+
+    def forgot_to_return(result):
+        result.attainment()
+
+    with pytest.raises(
+        kr.ConfigError, match=r"criterion forgot_to_return\(result\) at [0-9.]+ req/s is None"
+    ):
+        kr.max_goodput(workload, cluster, criterion=forgot_to_return, **QUIET)
 
 
 @pytest.mark.parametrize(

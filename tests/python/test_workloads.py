@@ -113,6 +113,24 @@ def test_what_cannot_be_is_refused(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    ("name", "milliseconds", "seconds"),
+    [("ttft", 400, 100.0), ("tpot", 40, 10.0), ("e2e", 20_000, 3600.0), ("max_gap", 500, 60.0)],
+)
+def test_objectives_in_milliseconds_are_noticed(name, milliseconds, seconds):
+    with pytest.warns(
+        UserWarning, match=rf"SLO {name} is {milliseconds} s: .* above {seconds:g} s"
+    ) as caught:
+        slo = kr.SLO(**{name: milliseconds})
+    assert f"{name}={milliseconds / 1e3:g}" in str(caught[0].message) and caught[0].filename == __file__
+    assert getattr(slo, name) == milliseconds
+    kr.SLO(**{name: seconds})
+    # Warnings are errors here: what was noticed once is not said again by whatever holds it.
+    workload = kr.Workload.poisson(4.0, 5, 10, 5, slo)
+    result = kr.simulate(workload, kr.Cluster("1M", model="opt-13b", gpu="h100"), progress=False)
+    assert workload.classes == {"default": slo} and result.objectives == {"default": [slo]}
+
+
 def test_errors_carry_their_numbers_and_travel():
     with pytest.raises(kr.ConfigError) as caught:
         kr.SLO(ttft=-2.5)

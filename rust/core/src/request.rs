@@ -115,6 +115,11 @@ pub trait Source {
     /// Takes the next arrival. Arrivals come in time order.
     fn pull(&mut self) -> Option<Arrival>;
 
+    /// Where in its workload's list the `index`-th arrival pulled (from 0) stands.
+    fn place(&self, index: u64) -> u64 {
+        index
+    }
+
     /// The `index`-th arrival pulled (from 0) is over, at `at`.
     fn completed(&mut self, index: u64, at: Time) {
         let _ = (index, at);

@@ -38,5 +38,5 @@ pub(crate) fn slo_to(py: Python<'_>, slo: &Slo) -> PyResult<Py<PyAny>> {
     fields.set_item("e2e", seconds(slo.e2e))?;
     fields.set_item("max_gap", seconds(slo.max_gap))?;
     fields.set_item("token_deadlines", slo.token_deadlines)?;
-    Ok(py.import("kvrelay.describe")?.getattr("SLO")?.call((), Some(&fields))?.unbind())
+    Ok(py.import("kvrelay.describe")?.getattr("SLO")?.call_method1("_of", (fields,))?.unbind())
 }

@@ -1,7 +1,7 @@
 //! What a run left behind, as `kvrelay.Result` wraps it: columns and counted numbers.
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use kvrelay_core::metrics::{self, Attainment, Distribution, PooledGaps, Rates, Window};
 use kvrelay_core::record::{Log, RequestRecord, StepRecord, Verdict};
@@ -48,6 +48,8 @@ pub(crate) struct Result {
     gaps: OnceLock<PooledGaps>,
     /// How many others each request found when it arrived, those outside the window too.
     found: OnceLock<Vec<Found>>,
+    /// Where in its workload's list the request of each id stands, where that is known.
+    places: Option<Arc<[u64]>>,
 }
 
 /// Whether a record is good; `None` when it is on neither side.
@@ -63,7 +65,12 @@ impl Result {
     /// Requests are listed by id.
     pub(crate) fn new(mut log: Log, class_names: Vec<String>) -> Result {
         log.requests.sort_by_key(|record| record.id);
-        Result { log, window: None, class_names, gaps: OnceLock::new(), found: OnceLock::new() }
+        Result { log, window: None, class_names, gaps: OnceLock::new(), found: OnceLock::new(), places: None }
+    }
+
+    /// With what its source says of where requests stand in their workload's list.
+    pub(crate) fn placed(self, places: Arc<[u64]>) -> Result {
+        Result { places: Some(places), ..self }
     }
 
     fn found(&self) -> &[Found] {
@@ -290,7 +297,15 @@ impl Result {
             class_names: self.class_names.clone(),
             gaps: OnceLock::new(),
             found: OnceLock::from(found),
+            places: self.places.clone(),
         }
+    }
+
+    /// Where in its workload's list each request stands, in the order of ids; `None` where that is not
+    /// known.
+    fn places<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<i64>>> {
+        let places = self.places.as_ref()?;
+        Some(self.ints(py, |record| places[record.id.0 as usize] as i64))
     }
 
     /// Start and end of the window in seconds; `None` of a whole run.

@@ -59,7 +59,11 @@ pub(crate) fn simulate(
     match (ended, doorkeeper.raised) {
         (Err(SimError::Interrupted), Some(raised)) => Err(raised),
         (Err(error), _) => Err(error::simulation(py, error)),
-        (Ok(simulation), _) => Ok(Result::new(simulation.log, workload.0.class_names.clone())),
+        (Ok(simulation), _) => {
+            let ids = 0..simulation.log.requests.len() as u64;
+            let places = ids.map(|id| source.place(id)).collect();
+            Ok(Result::new(simulation.log, workload.0.class_names.clone()).placed(places))
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use kvrelay_workload::workload::Synthetic;
 use kvrelay_workload::{Class, LengthPair, Lengths, Record};
 use numpy::PyArray1;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList};
 
 use crate::error;
 use crate::objectives::{slo_from, slo_to};
@@ -32,6 +32,9 @@ impl ClassSpec<'_> {
         Ok(Class { name: self.0, slo: slo_from(self.1.as_ref())?, priority: self.2, max_tokens: self.3 })
     }
 }
+
+/// A column of whole numbers.
+type Numbers<'py> = Bound<'py, PyArray1<i64>>;
 
 /// Lengths, as Python gives them: a number, or the name of a law and its parameters.
 #[derive(FromPyObject)]
@@ -324,8 +327,17 @@ impl Workload {
         self.0.arrivals.len()
     }
 
+    /// Of sessions: which session each request belongs to, and which of its turns it is, from 0.
+    fn turns<'py>(&self, py: Python<'py>) -> Option<(Numbers<'py>, Numbers<'py>)> {
+        let turns = self.0.turns()?;
+        let column =
+            |of: fn(&Turn) -> u32| PyArray1::from_iter(py, turns.iter().map(|turn| i64::from(of(turn))));
+        Some((column(|turn| turn.session), column(|turn| turn.number)))
+    }
+
     /// Columns of equal length: arrival (s; NaN where it waits for a completion), prompt_tokens,
-    /// output_tokens, max_tokens, slo_class (an index), priority; of sessions also session and turn.
+    /// output_tokens, max_tokens, slo_class (an index), priority; of sessions also session and turn; where
+    /// prompts share prefixes hash_ids (arrays, or `None`) and tokens_per_id (0 where there are none).
     fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let columns = PyDict::new(py);
         let arrivals = &self.0.arrivals;
@@ -347,13 +359,27 @@ impl Workload {
             .set_item("slo_class", PyArray1::from_iter(py, arrivals.iter().map(|a| i64::from(a.class.0))))?;
         columns
             .set_item("priority", PyArray1::from_iter(py, arrivals.iter().map(|a| i64::from(a.priority))))?;
-        if let Some(turns) = self.0.turns() {
-            let column =
-                |of: fn(&Turn) -> u32| PyArray1::from_iter(py, turns.iter().map(|turn| i64::from(of(turn))));
-            columns.set_item("session", column(|turn| turn.session))?;
-            columns.set_item("turn", column(|turn| turn.number))?;
+        if let Some((sessions, numbers)) = self.turns(py) {
+            columns.set_item("session", sessions)?;
+            columns.set_item("turn", numbers)?;
+        }
+        if arrivals.iter().any(|arrival| ids_of(&arrival.content).is_some()) {
+            let ids =
+                arrivals.iter().map(|a| ids_of(&a.content).map(|(ids, _)| PyArray1::from_slice(py, ids)));
+            columns.set_item("hash_ids", PyList::new(py, ids.collect::<Vec<_>>())?)?;
+            let tokens =
+                arrivals.iter().map(|a| ids_of(&a.content).map_or(0, |(_, tokens)| i64::from(tokens)));
+            columns.set_item("tokens_per_id", PyArray1::from_iter(py, tokens))?;
         }
         Ok(columns)
+    }
+}
+
+/// What names a prompt's content, and the tokens that each id stands for; `None` where it is like no other.
+fn ids_of(content: &PromptContent) -> Option<(&[u64], u32)> {
+    match content {
+        PromptContent::Unique => None,
+        PromptContent::HashIds { ids, tokens_per_id } => Some((ids, *tokens_per_id)),
     }
 }
 

@@ -313,7 +313,7 @@ impl<'a> Driver<'a> {
         run.finish(&mut self.workers[id.index()].clock);
         let steps = run.steps();
         let mut emitted = Vec::with_capacity(run.rows.len());
-        let mut ended = Vec::new();
+        let mut ended = Vec::with_capacity(1);
         for (index, row) in run.rows.iter().enumerate() {
             let count = if row.decode { steps } else { u32::from(row.want_logits) };
             let (output, produced) = &mut self.outputs[row.request.0 as usize];

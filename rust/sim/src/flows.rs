@@ -40,8 +40,8 @@ impl Flow {
 
     /// Lets go what may leave by `now`.
     fn release(&mut self, now: Time) {
-        while let Some(part) = self.coming.pop_front_if(|part| part.at <= now) {
-            self.left += part.bytes;
+        while self.coming.front().is_some_and(|part| part.at <= now) {
+            self.left += self.coming.pop_front().map_or(0.0, |part| part.bytes);
         }
     }
 

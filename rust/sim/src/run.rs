@@ -31,7 +31,8 @@ pub(crate) struct Asking<'a> {
 impl Asking<'_> {
     /// `steps` repetitions of `shape`, each `slowdown` times as long as alone.
     fn stretches(&self, mut shape: StepShape, mut steps: u32, slowdown: f64) -> Vec<Stretch> {
-        let mut stretches = Vec::new();
+        // Mostly one is enough.
+        let mut stretches = Vec::with_capacity(1);
         while steps > 0 {
             let most = if self.single_steps { 1 } else { steps };
             let mut stretch = self.model.stretch(&shape, most);

@@ -306,6 +306,10 @@ impl Source for TurnSource {
         Some(Arrival { at, ..self.arrivals[index].clone() })
     }
 
+    fn place(&self, index: u64) -> u64 {
+        self.pulled[index as usize] as u64
+    }
+
     fn completed(&mut self, index: u64, at: Time) {
         let next = self.pulled[index as usize] + 1;
         if let Some(turn) = self.turns.get(next).filter(|turn| turn.number > 0) {

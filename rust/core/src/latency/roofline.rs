@@ -22,22 +22,24 @@ use super::models::{Attention, ModelSpec, Precision};
 use crate::step::{StepShape, Stretch};
 use crate::time::Picos;
 
-/// The attainable shares of peak, and the constants.
+/// The attainable shares of peak, and the constants. `benches/roofline_fit.py` fits the shares on
+/// published measurements, and says why those of attention are not the fitted ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Efficiencies {
-    /// Of peak operations, by the linear layers. Vidur's kernels reach 0.64 to 0.77 on A100 and
-    /// H100 from 512 tokens on.
+    /// Of peak operations, by the linear layers. Fitted on Vidur's kernels on one GPU: 0.70.
     pub linear_flops: f64,
-    /// Of memory bandwidth, while weights are read. Vidur's kernels reach 0.71 to 0.80.
+    /// Of memory bandwidth, while weights are read. Fitted on Vidur's kernels on one GPU: 0.76; the
+    /// small kernels of a small model over eight GPUs reach half of that.
     pub weight_bandwidth: f64,
-    /// Of peak bf16 operations, by attention. FlashAttention-2 reports 0.5 to 0.73 on A100, and
-    /// DistServe's coefficients imply 0.1 to 0.6 for the kernels of its time.
+    /// Of peak bf16 operations, by attention. FlashAttention-2 reports 0.5 to 0.73 on A100.
+    /// DistServe's coefficients imply 0.1 to 0.6 and Sarathi's prompts 0.2 for the kernels of their
+    /// time; on steps of an H200 those are worse.
     pub attention_flops: f64,
-    /// Of memory bandwidth, while KV is read. DistServe's coefficients imply 0.54 to 0.66,
+    /// Of memory bandwidth, while KV is read. DistServe's coefficients imply 0.53 to 0.66,
     /// AIConfigurator assumes 0.8.
     pub kv_bandwidth: f64,
-    /// Of a link's bandwidth, by large all-reduces. Vidur's reach 0.52 to 0.57 on A100, 0.60 to
-    /// 0.75 on H100.
+    /// Of a link's bandwidth, by large all-reduces. Vidur's of 4 MiB and more reach 0.38 to 0.44 on
+    /// A100, 0.58 to 0.68 on H100 (medians).
     pub link_bandwidth: f64,
     /// Seconds an all-reduce takes beyond its bytes. Vidur's smallest take 7 and 10 µs between two
     /// GPUs (NCCL takes up to 60 between more, which custom kernels avoid).

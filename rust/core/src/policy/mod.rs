@@ -89,6 +89,17 @@ pub struct Batch {
     pub wake_at: Option<Time>,
 }
 
+impl Batch {
+    /// A request that it names more than once.
+    pub(crate) fn named_twice(&self) -> Option<RequestId> {
+        let chunks = self.prefill.iter().map(|(id, _)| *id);
+        let others = self.decode.iter().flatten().chain(&self.drop).chain(&self.preempt);
+        let mut named: Vec<RequestId> = chunks.chain(others.copied()).collect();
+        named.sort_unstable();
+        named.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
+    }
+}
+
 /// What [`Policy::rebalance`] answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rebalance {

@@ -84,12 +84,8 @@ impl State {
         if let Some(id) = batch.drop.iter().find(|id| !is_waiting(id) && !is_running(id)) {
             return invalid(format!("drop of request {}, which is not at worker {}", id.0, worker.0));
         }
-        let named = batch.prefill.iter().map(|(id, _)| *id);
-        let mut named: Vec<_> = named.chain(batch.decode.iter().flatten().copied()).collect();
-        named.extend(batch.drop.iter().chain(&batch.preempt));
-        named.sort_unstable();
-        if let Some(twice) = named.windows(2).find(|pair| pair[0] == pair[1]) {
-            return invalid(format!("request {} named twice", twice[0].0));
+        if let Some(twice) = batch.named_twice() {
+            return invalid(format!("request {} named twice", twice.0));
         }
         if batch.repeat == Some(0) {
             return invalid("repeat of 0, at least 1 is needed".to_owned());
@@ -129,7 +125,10 @@ impl State {
         }
         let mut rows = self.decode_rows(worker, batch.decode.as_deref(), batch.prefill.len());
         let wants_prefill = !batch.prefill.is_empty();
-        self.prefill_rows(worker, batch.prefill, &mut rows);
+        if wants_prefill {
+            self.reserve_repeats(worker, &rows, 1);
+            self.prefill_rows(worker, batch.prefill, &mut rows);
+        }
         if rows.is_empty() && wants_prefill {
             // None of the prompts found room: room only comes from those who decode.
             rows = self.decode_rows(worker, None, 0);
@@ -139,9 +138,10 @@ impl State {
             self.idle.insert(worker);
             return;
         }
-        let is_pipeline = self.workers[worker.index()].stages > 1;
-        let repeat = if !is_pipeline && rows.iter().all(|row| row.decode) {
-            let limit = batch.repeat.unwrap_or(u32::MAX).min(self.limits.max_repeat);
+        let repeat = if rows.iter().all(|row| row.decode) {
+            let is_pipeline = self.workers[worker.index()].stages > 1;
+            let limit =
+                if is_pipeline { 1 } else { batch.repeat.unwrap_or(u32::MAX).min(self.limits.max_repeat) };
             self.reserve_repeats(worker, &rows, limit)
         } else {
             1
@@ -202,6 +202,8 @@ impl State {
         let running = self.workers[worker.index()].running.len();
         let count = chosen.map_or(running, <[RequestId]>::len).min(slots);
         let mut rows: Vec<Row> = std::mem::take(&mut self.rows);
+        // Where everybody finds a block, blocks are taken for all steps at once.
+        let scarce = (self.workers[worker.index()].pool.num_available() as usize) < count;
         for index in 0..count {
             // Only the latest are preempted, so what comes before them stays where it is.
             let next = match chosen {
@@ -209,7 +211,10 @@ impl State {
                 None => self.workers[worker.index()].running.get(index).copied(),
             };
             let Some(id) = next else { break };
-            while self.requests[id].phase() == Phase::Decoding(worker) && !self.extend_table(worker, id, 1) {
+            while scarce
+                && self.requests[id].phase() == Phase::Decoding(worker)
+                && !self.extend_table(worker, id, 1)
+            {
                 let victim = self.latest_free(worker).expect("the asking one is free");
                 rows.retain(|row| row.request != victim);
                 self.preempt(worker, victim);
@@ -286,7 +291,11 @@ impl State {
         let pool = &mut self.workers[worker.index()].pool;
         let kv = self.requests[id].kv.as_mut().expect("a decoding request has KV");
         let needed = pool.blocks_for(u64::from(kv.computed) + u64::from(steps)) as u32;
-        if needed.saturating_sub(kv.table.len()) > pool.num_available() {
+        let missing = needed.saturating_sub(kv.table.len());
+        if missing == 0 {
+            return true;
+        }
+        if missing > pool.num_available() {
             return false;
         }
         pool.extend(&mut kv.table, needed, 0, Holder::Request);
@@ -296,26 +305,23 @@ impl State {
     /// How often the decode step may be repeated, and blocks for that: no row goes past its
     /// `max_tokens`, and half of what is available is left to those who come meanwhile.
     fn reserve_repeats(&mut self, worker: WorkerId, rows: &[Row], limit: u32) -> u32 {
-        let block_tokens = self.limits.block_tokens;
-        let spare = u64::from(self.workers[worker.index()].pool.num_available() / 2);
-        let longest = rows.iter().map(|row| self.requests[row.request].remaining()).min().unwrap_or(1);
-        let missing = |repeat: u32| -> u64 {
-            let table =
-                |row: &Row| self.requests[row.request].kv.as_ref().map_or(0, |kv| u64::from(kv.table.len()));
-            let needed =
-                |row: &Row| (u64::from(row.start) + u64::from(repeat)).div_ceil(u64::from(block_tokens));
-            rows.iter().map(|row| needed(row).saturating_sub(table(row))).sum()
-        };
+        let available = u64::from(self.workers[worker.index()].pool.num_available());
+        let longest = if limit > 1 { self.fewest_remaining(rows) } else { 1 };
         let (mut low, mut high) = (1, limit.min(longest).max(1));
-        if missing(high) <= spare {
+        if high > 1 && self.missing_blocks(rows, high) <= available / 2 {
             low = high;
         }
-        while low < high {
-            let mid = high - (high - low) / 2;
-            if missing(mid) <= spare {
-                low = mid;
-            } else {
-                high = mid - 1;
+        if low < high {
+            // The first step's blocks are there, whatever is left.
+            let first = self.missing_blocks(rows, 1);
+            let most = first + (available - first) / 2;
+            while low < high {
+                let mid = high - (high - low) / 2;
+                if self.missing_blocks(rows, mid) <= most {
+                    low = mid;
+                } else {
+                    high = mid - 1;
+                }
             }
         }
         for row in rows {
@@ -323,6 +329,21 @@ impl State {
             assert!(extended, "blocks for {low} steps were counted as available");
         }
         low
+    }
+
+    fn fewest_remaining(&self, rows: &[Row]) -> u32 {
+        rows.iter().map(|row| self.requests[row.request].remaining()).min().unwrap_or(1)
+    }
+
+    /// Blocks that decode rows lack for `steps` steps.
+    fn missing_blocks(&self, rows: &[Row], steps: u32) -> u64 {
+        let block_tokens = self.limits.block_tokens;
+        let missing = |row: &Row| {
+            let held = self.requests[row.request].kv.as_ref().map_or(0, |kv| kv.table.len());
+            let tokens = u64::from(row.start) + u64::from(steps);
+            tokens.div_ceil(u64::from(block_tokens)).saturating_sub(u64::from(held))
+        };
+        rows.iter().map(missing).sum()
     }
 
     /// The latest batch says when to ask again; what earlier ones said no longer counts.

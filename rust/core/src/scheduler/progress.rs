@@ -21,18 +21,34 @@ pub(super) struct Ran {
     pub(super) duration: Picos,
 }
 
-/// When the tokens of a run were emitted.
+/// When the tokens of a run were emitted. What is asked for every row is reckoned once.
 struct TokenTimes<'a> {
     start: Picos,
     stretches: Cow<'a, [Stretch]>,
     busy: Picos,
+    /// When the first of them was, exactly and as an event.
+    first: (Picos, Time),
+    /// When the last of them was.
+    last: (Picos, Time),
+    longest_interior: Option<Picos>,
 }
 
 impl<'a> TokenTimes<'a> {
     fn new(start: Picos, stretches: impl Into<Cow<'a, [Stretch]>>) -> TokenTimes<'a> {
         let stretches = stretches.into();
         let busy = stretches.iter().map(|stretch| stretch.total(stretch.steps)).sum();
-        TokenTimes { start, stretches, busy }
+        let timed = |exact: Picos| (exact, event_time(exact));
+        let first = start + stretches.first().map_or(Picos::ZERO, |stretch| stretch.first);
+        let mut times = TokenTimes {
+            start,
+            stretches,
+            busy,
+            first: timed(first),
+            last: timed(start + busy),
+            longest_interior: None,
+        };
+        times.longest_interior = times.interior().map(|stretch| stretch.longest()).max();
+        times
     }
 
     /// The stretches without the first step: each step a gap.
@@ -50,18 +66,6 @@ impl<'a> TokenTimes<'a> {
             stretch.steps > 0
         });
         TokenTimes::new(self.start, stretches)
-    }
-
-    fn first_end(&self) -> Picos {
-        self.start + self.stretches.first().map_or(Picos::ZERO, |stretch| stretch.first)
-    }
-
-    fn end(&self) -> Picos {
-        self.start + self.busy
-    }
-
-    fn longest_interior(&self) -> Option<Picos> {
-        self.interior().map(|stretch| stretch.longest()).max()
     }
 
     fn ends(&self) -> impl Iterator<Item = Picos> {
@@ -89,7 +93,7 @@ impl State {
         let rows = &outstanding.run.step.rows;
         assert_eq!(done.emitted.len(), rows.len(), "rows of worker {} run {}", done.worker.0, done.seq.0);
         let times = TokenTimes::new(outstanding.begun, &done.stretches[..]);
-        let end = worker.clock.end(times.end());
+        let end = worker.clock.end(times.last.0);
         self.accept_dirty |= worker.role.decodes();
         self.touch(done.worker);
         let record = StepRecord {
@@ -105,14 +109,20 @@ impl State {
         if self.detail == Detail::All {
             self.log.steps.push(record);
         }
-        let draining = |row: &Row| self.requests[row.request].phase() == Phase::Draining;
-        let goes_on = |(row, emitted): &(&Row, &u32)| row.decode && **emitted > 1 && !draining(row);
-        let streams = rows.iter().zip(&done.emitted).filter(goes_on).count();
-        self.log_interior_gaps(&times, streams as u32);
+        if self.detail == Detail::All {
+            let draining = |row: &Row| self.requests[row.request].phase() == Phase::Draining;
+            let goes_on = |(row, emitted): &(&Row, &u32)| row.decode && **emitted > 1 && !draining(row);
+            let streams = rows.iter().zip(&done.emitted).filter(goes_on).count();
+            self.log_interior_gaps(&times, streams as u32);
+        }
+        let mut room_came = false;
         let mut ended = done.ended.iter().peekable();
         for (index, (row, emitted)) in rows.iter().zip(&done.emitted).enumerate() {
             let end = ended.next_if(|end| end.row as usize == index);
-            self.credit(done.worker, row, *emitted, end, &times, actions);
+            room_came |= self.credit(done.worker, row, *emitted, end, &times, actions);
+        }
+        if room_came {
+            self.room_changed(done.worker);
         }
         assert!(
             ended.next().is_none(),
@@ -136,6 +146,7 @@ impl State {
         }
     }
 
+    /// Credits a row; whether blocks of its worker came free (the caller says so, once for all rows).
     fn credit(
         &mut self,
         worker: WorkerId,
@@ -144,15 +155,18 @@ impl State {
         end: Option<&EndedRow>,
         times: &TokenTimes<'_>,
         actions: &mut Vec<Action>,
-    ) {
+    ) -> bool {
         let id = row.request;
-        self.requests[id].in_run = false;
-        if self.requests[id].phase() == Phase::Draining {
+        let live = &mut self.requests[id];
+        live.in_run = false;
+        if live.phase() == Phase::Draining {
             self.emit_before_ending(id, emitted, times);
-            return self.drained(id, actions);
+            self.drained(id, actions);
+            return false;
         }
+        let mut room_came = false;
         if row.decode {
-            self.credit_decode(worker, id, emitted);
+            room_came = self.credit_decode(worker, id, emitted);
         } else {
             self.credit_prefill(worker, id, row.len);
         }
@@ -165,19 +179,18 @@ impl State {
         if let Some(end) = end {
             self.finish(worker, id, end, actions);
         }
+        room_came
     }
 
-    fn credit_decode(&mut self, worker: WorkerId, id: RequestId, emitted: u32) {
+    /// Whether blocks came free: what the run had reserved beyond the steps it did.
+    fn credit_decode(&mut self, worker: WorkerId, id: RequestId, emitted: u32) -> bool {
         let live = &mut self.requests[id];
         let kv = live.kv.as_mut().expect("a decoding request has KV");
         kv.computed += emitted;
         let target = &mut self.workers[worker.index()];
         target.context_tokens += u64::from(emitted);
-        // What the run had reserved beyond the steps it did.
         let keep = target.pool.blocks_for(u64::from(kv.computed)) as u32;
-        if target.pool.shrink(&mut kv.table, keep, Holder::Request) > 0 {
-            self.room_changed(worker);
-        }
+        keep < kv.table.len() && target.pool.shrink(&mut kv.table, keep, Holder::Request) > 0
     }
 
     fn credit_prefill(&mut self, worker: WorkerId, id: RequestId, tokens: u32) {
@@ -222,10 +235,9 @@ impl State {
     fn emit(&mut self, id: RequestId, count: u32, times: &TokenTimes<'_>) {
         let live = &mut self.requests[id];
         let record = &mut live.record;
-        let first_end = times.first_end();
         if let Some(last) = live.last_emit {
-            let gap = Picos(first_end.0.saturating_sub(last.0));
-            let longest = times.longest_interior().filter(|_| count > 1).unwrap_or(gap).max(gap);
+            let gap = Picos(times.first.0.0.saturating_sub(last.0));
+            let longest = times.longest_interior.filter(|_| count > 1).unwrap_or(gap).max(gap);
             record.max_gap = Some(record.max_gap.map_or(longest, |before| before.max(longest)));
             // Streams that went on together share their gap: one entry for all of them.
             match self.log.gaps.last_mut() {
@@ -240,9 +252,9 @@ impl State {
                 .zip(times.ends().take(count as usize))
                 .any(|(index, at)| event_time(at).0 > due(index));
         }
-        record.first_token.get_or_insert(event_time(first_end));
-        record.last_token = Some(event_time(times.end()));
-        live.last_emit = Some(times.end());
+        record.first_token.get_or_insert(times.first.1);
+        record.last_token = Some(times.last.1);
+        live.last_emit = Some(times.last.0);
         live.generated += count;
         record.output_tokens = live.generated;
     }
