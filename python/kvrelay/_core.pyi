@@ -133,7 +133,7 @@ class Engine:
     """
     A model on workers of this machine.
     """
-    def __new__(cls, /, path: str | PathLike[str], topology: str, policy: Any, numerics: str, threads_per_worker: SupportsIndex | None, pin: bool, kv_blocks: SupportsIndex | None, kv_memory: SupportsIndex | None, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex | None, prefix_caching: bool, seed: SupportsIndex) -> Engine:
+    def __new__(cls, /, path: str | PathLike[str], topology: str, policy: Any, device: str, numerics: str, threads_per_worker: SupportsIndex | None, pin: bool, kv_blocks: SupportsIndex | None, kv_memory: SupportsIndex | None, block_tokens: SupportsIndex, max_batch: SupportsIndex, max_prefill_tokens: SupportsIndex, max_model_len: SupportsIndex | None, prefix_caching: bool, seed: SupportsIndex) -> Engine:
         """
         Loads a model and starts its workers.
         """

@@ -16,7 +16,9 @@ import pytest
 DATA = Path(__file__).parents[1] / "data"
 EMULATED = os.environ.get("KVRELAY_EMULATED_CUDA", "")
 
-pytestmark = pytest.mark.skipif(not EMULATED, reason="KVRELAY_EMULATED_CUDA is not set: make test-python sets it")
+pytestmark = pytest.mark.skipif(
+    not EMULATED, reason="KVRELAY_EMULATED_CUDA is not set: make test-python sets it"
+)
 
 BEGIN = """
 import ctypes, json, sys
@@ -30,8 +32,17 @@ PROMPTS = ["hello there", "the end", [5, 9, 200, 17] * 9]
 
 def on_devices(script: str, **settings: object) -> dict:
     """What a script prints last, as JSON, on emulated devices."""
-    libraries = [str(Path(EMULATED) / name) for name in ("libcuda.so.1", "libcuda.so", "libcublas.so.13", "libcublas.so")]
-    command = [sys.executable, "-c", BEGIN + textwrap.dedent(script), str(DATA / "tiny_cuda.gguf"), *libraries]
+    libraries = [
+        str(Path(EMULATED) / name)
+        for name in ("libcuda.so.1", "libcuda.so", "libcublas.so.13", "libcublas.so")
+    ]
+    command = [
+        sys.executable,
+        "-c",
+        BEGIN + textwrap.dedent(script),
+        str(DATA / "tiny_cuda.gguf"),
+        *libraries,
+    ]
     env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     env |= {f"KVRELAY_EMU_{name}": str(value) for name, value in ({"MEMORY_MB": 256} | settings).items()}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
