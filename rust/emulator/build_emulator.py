@@ -14,14 +14,16 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "kernels"))
 
-from build_kernels import BuildError, Step, run_all, write_if_changed  # noqa: E402
+from build_kernels import BuildError, Step, number_of_jobs, run_all, run_program, write_if_changed  # noqa: E402
 
 CPP = HERE / "cpp"
+BUILD_KERNELS = "build_kernels.py"
 # Baseline instructions where the machine has no more; nothing is fused that the source does not fuse.
 WIDE = (
     ["-march=x86-64-v3"] if {"avx2", "fma", "f16c"} <= set(Path("/proc/cpuinfo").read_text().split()) else []
@@ -110,11 +112,33 @@ def registration(source: Path, kernels: list[dict], fatbin: str | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def kernel_libraries(sources: Path, manifest: Path, folder: Path, libcuda: Path, jobs: int) -> int:
+@dataclass(frozen=True)
+class Manifest:
+    """What `build_kernels.py` wrote of the kernels, as far as the emulator needs it."""
+
+    kernels: list[dict]
+    # Of the fatbin, where there is one.
+    digest: str | None
+
+    @staticmethod
+    def read(path: Path) -> Manifest:
+        again = f"run {BUILD_KERNELS} again"
+        try:
+            described = json.loads(path.read_bytes())
+            manifest = Manifest(described["kernels"], described["fatbin"]["fnv1a64"])
+            for kernel in manifest.kernels:
+                registration(Path(kernel["source"]), [kernel], manifest.digest)
+        except FileNotFoundError:
+            raise BuildError(f"{path}, the manifest of the kernels, is not there: {again}") from None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BuildError(f"{path} is no manifest of kernels ({error!r}): {again}") from error
+        return manifest
+
+
+def kernel_libraries(sources: Path, manifest: Manifest, folder: Path, libcuda: Path, jobs: int) -> int:
     """One library for every source that the manifest lists; how many kernels they hold."""
-    described = json.loads(manifest.read_text())
     by_source: dict[str, list[dict]] = {}
-    for kernel in described["kernels"]:
+    for kernel in manifest.kernels:
         by_source.setdefault(kernel["source"], []).append(kernel)
     parts = folder / "parts"
     parts.mkdir(parents=True, exist_ok=True)
@@ -122,7 +146,7 @@ def kernel_libraries(sources: Path, manifest: Path, folder: Path, libcuda: Path,
     for name, kernels in by_source.items():
         stem = Path(name).stem
         generated = parts / f"{stem}.cpp"
-        write_if_changed(generated, registration(sources / name, kernels, described["fatbin"]["fnv1a64"]))
+        write_if_changed(generated, registration(sources / name, kernels, manifest.digest))
         compiles.append(
             compile_step(generated, parts / f"{stem}.o", [*KERNELS, "-include", str(CPP / "emulate.h")])
         )
@@ -131,7 +155,7 @@ def kernel_libraries(sources: Path, manifest: Path, folder: Path, libcuda: Path,
     run_all(links, jobs)
     for stale in set(folder.glob("*.so")) - {link.output for link in links}:
         stale.unlink()
-    return len(described["kernels"])
+    return len(manifest.kernels)
 
 
 def main() -> None:
@@ -145,19 +169,14 @@ def main() -> None:
         "--manifest", type=Path, help="what build_kernels.py wrote of them (OUT/kernels.json)"
     )
     parser.add_argument("--name", default="kernels", help="of the folder of the kernels' libraries")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--jobs", type=number_of_jobs, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args()
     out = given.out.resolve() / "emulated"
+    manifest = Manifest.read((given.manifest or given.out / "kernels.json").resolve())
     libcuda = stand_ins(out, given.jobs)
-    manifest = given.manifest or given.out / "kernels.json"
-    number = kernel_libraries(
-        given.sources.resolve(), manifest.resolve(), out / given.name, libcuda, given.jobs
-    )
+    number = kernel_libraries(given.sources.resolve(), manifest, out / given.name, libcuda, given.jobs)
     print(f"{number} emulated kernels: {out / given.name}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BuildError as error:
-        sys.exit(f"{Path(__file__).name}: {error}")
+    run_program(main)

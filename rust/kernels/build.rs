@@ -28,5 +28,21 @@ fn read(path: &Path) -> Vec<u8> {
         path.display(),
         &image[..image.len().min(4)],
     );
+    let expected = whole(&image);
+    assert!(
+        expected == Some(image.len() as u128),
+        "{VARIABLE} names {}, a damaged fatbin of {} bytes{}: build it again",
+        path.display(),
+        image.len(),
+        expected.map_or_else(String::new, |bytes| format!(", which should be {bytes}")),
+    );
     image
+}
+
+/// How many bytes a fatbin has by its header: magic (4), version (2), bytes of the header (2), and of what
+/// is behind it (8). `None` if it ends before.
+fn whole(image: &[u8]) -> Option<u128> {
+    let header = u16::from_le_bytes(image.get(6..8)?.try_into().ok()?);
+    let behind = u64::from_le_bytes(image.get(8..16)?.try_into().ok()?);
+    Some(u128::from(header) + u128::from(behind))
 }

@@ -8,7 +8,8 @@ no GPU and no CUDA on the machine: the compiler comes from the package registry,
 `FOLDER/toolkit`. Fails on a spill, a stack frame, PTX that a driver for CUDA 13.0 would refuse, or a
 kernel's name that is there twice.
 
-Incremental by content: a step runs again only if its command or a file that it read has changed.
+Incremental by content: a step runs again only if its command, a file that it read, or what it left behind
+has changed. What is written gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +56,25 @@ def digest_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file that whoever looks finds complete, or as it was before."""
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(data)
+    new.replace(path)
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    data = text.encode()
+    if not (path.exists() and path.read_bytes() == data):
+        write_whole(path, data)
+
+
 @dataclass(frozen=True)
 class Step:
     """A command that makes `output` from `inputs`, and from what its depfile names, if it writes one.
 
-    `output`.log keeps what it said. Files outside `within` belong to a toolkit, which is pinned.
+    `output`.log keeps what it said, `output`.key what both were made from. Files outside `within` belong to
+    a toolkit, which is pinned.
     """
 
     command: list[str]
@@ -68,14 +83,17 @@ class Step:
     within: tuple[Path, ...]
     depfile: Path | None = None
 
+    def beside(self, end: str) -> Path:
+        return self.output.with_name(self.output.name + end)
+
     def key(self) -> str | None:
         """What the output depends on; `None` where that cannot be known yet."""
         files = set(self.inputs)
         if self.depfile is not None:
-            if not self.depfile.exists():
+            read = files_read(self.depfile)
+            if not read:
                 return None
-            names = self.depfile.read_text().split(":", 1)[1].replace("\\\n", " ")
-            files |= {Path(name).resolve() for name in shlex.split(names)}
+            files |= read
         ours = sorted(
             file for file in files if file in self.inputs or any(map(file.is_relative_to, self.within))
         )
@@ -84,29 +102,66 @@ class Step:
         contents = [f"{file} {digest_of(file)}" for file in ours]
         return hashlib.sha256("\n".join([*self.command, *contents]).encode()).hexdigest()
 
+    def done(self) -> bytes | None:
+        """What the key file holds of a step that is done; `None` where something of it is not there."""
+        key = self.key()
+        made = [self.output, self.beside(".log"), *([self.depfile] if self.depfile else [])]
+        if key is None or not all(file.exists() for file in made):
+            return None
+        return "\n".join([key, *map(digest_of, made)]).encode()
+
     def run(self) -> bool:
         """Whether anything had to be done."""
-        log, key_file = (self.output.with_name(self.output.name + end) for end in (".log", ".key"))
-        before = self.key()
-        if before and self.output.exists() and key_file.exists() and key_file.read_text() == before:
+        key_file, new = self.beside(".key"), self.beside(".new")
+        done = self.done()
+        if done is not None and key_file.exists() and key_file.read_bytes() == done:
             return False
         key_file.unlink(missing_ok=True)
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        log.write_text(done.stdout)
-        if done.returncode:
-            self.output.unlink(missing_ok=True)
-            said = done.stdout.strip() or f"it ended with status {done.returncode}"
-            raise BuildError(f"{shlex.join(self.command)}\n{said}")
-        after = self.key()
-        if after is None:
+        try:
+            self.say_and_make(new)
+            new.replace(self.output)
+        finally:
+            new.unlink(missing_ok=True)
+        done = self.done()
+        if done is None:
             raise BuildError(f"{shlex.join(self.command)}\nwrote no list of the files that it read")
-        key_file.write_text(after)
+        write_whole(key_file, done)
         return True
+
+    def say_and_make(self, new: Path) -> None:
+        """Runs the command, with `new` in the place of the output."""
+        name = str(self.output)
+        command = [
+            part[: -len(name)] + str(new) if part == name or part.endswith(f"={name}") else part
+            for part in self.command
+        ]
+        try:
+            ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        except OSError as error:
+            raise BuildError(f"{command[0]} cannot be run: {error.strerror}") from error
+        # Compilers quote sources, which can be in any encoding.
+        said = ran.stdout.decode(errors="replace")
+        self.beside(".log").write_text(said, encoding="utf-8")
+        if ran.returncode:
+            self.output.unlink(missing_ok=True)
+            said = said.strip() or f"it ended with status {ran.returncode}"
+            raise BuildError(f"{shlex.join(self.command)}\n{said}")
+        if not new.exists():
+            raise BuildError(f"{shlex.join(self.command)}\nmade no {self.output.name}")
 
     def log(self) -> str:
         """What the command said when it last ran."""
-        return self.output.with_name(self.output.name + ".log").read_text()
+        return self.beside(".log").read_text(encoding="utf-8")
+
+
+def files_read(depfile: Path) -> set[Path]:
+    """The files that a compiler's list names; none where the list is missing or damaged."""
+    try:
+        names = re.split(r":\s", depfile.read_text(), maxsplit=1)[1:]
+        return {Path(name).resolve() for name in shlex.split(" ".join(names).replace("\\\n", " "))}
+    except (OSError, ValueError):
+        return set()
 
 
 def run_all(steps: Iterable[Step], jobs: int) -> int:
@@ -119,19 +174,33 @@ def run_all(steps: Iterable[Step], jobs: int) -> int:
 
 
 def toolkit(folder: Path) -> Path:
-    """The folder of the pinned CUDA compiler, installed if it is not there."""
+    """The folder of the pinned CUDA compiler, installed if it is not there.
+
+    A folder that is not this function's own is refused, and a compiler that works stays until another one
+    can take its place.
+    """
     pins = [f"{name}=={version}" for name, version in TOOLKIT.items()]
-    stamp, root = folder / "pins", folder / "nvidia" / "cu13"
-    if not (stamp.exists() and stamp.read_text() == "\n".join(pins)):
-        shutil.rmtree(folder, ignore_errors=True)
+    stamp, root = folder / "pins", Path("nvidia", "cu13")
+    whole = (folder / root / "bin" / "nvcc").exists()
+    if whole and stamp.exists() and stamp.read_bytes() == "\n".join(pins).encode():
+        return folder / root
+    if folder.exists() and not stamp.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BuildError(f"{folder} is to hold the CUDA compiler, and holds something else: move it away")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the folder, so that it can be renamed into it.
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}-", dir=folder.parent) as temporary:
+        new, old = Path(temporary, "new"), Path(temporary, "old")
         # pip, since unzipping a wheel by hand loses which files can be run.
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        pip += ["--root-user-action=ignore", "--no-deps", "--only-binary=:all:", "--target", str(folder)]
+        pip += ["--root-user-action=ignore", "--no-deps", "--only-binary=:all:", "--target", str(new)]
         done = subprocess.run([*pip, *pins])
         if done.returncode:
             raise BuildError(f"pip could not install the CUDA compiler ({', '.join(pins)})")
-        stamp.write_text("\n".join(pins))
-    return root
+        (new / "pins").write_text("\n".join(pins))
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+    return folder / root
 
 
 def compile_step(nvcc: Path, source: Path, output: Path, flags: list[str]) -> Step:
@@ -243,11 +312,6 @@ def fnv1a64(data: bytes) -> str:
     return f"{value:016x}"
 
 
-def write_if_changed(path: Path, text: str) -> None:
-    if not (path.exists() and path.read_text() == text):
-        path.write_text(text)
-
-
 @dataclass(frozen=True)
 class Build:
     """One set of kernels, from `sources`, called `name`, put into `out`."""
@@ -339,13 +403,32 @@ class Build:
         }
 
 
+def number_of_jobs(text: str) -> int:
+    """How many steps run at once, as an option's value."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    return int(text)
+
+
+def run_program(main: Callable[[], None]) -> None:
+    """Runs a `main`; what goes wrong is said in words, and not as a traceback."""
+    name = Path(sys.argv[0]).name
+    try:
+        main()
+    except (BuildError, OSError) as error:
+        sys.exit(f"{name}: {error}")
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compile the CUDA kernels.")
     parser.add_argument("--sources", type=Path, default=HERE / "cuda", help="the folder of the .cu files")
     parser.add_argument("--out", type=Path, default=HERE.parents[1] / "target" / "cuda")
     parser.add_argument("--name", default="kernels", help="of the files that are written")
     parser.add_argument("--ptx-only", action="store_true", help="no fatbin: for kernels that no GPU will run")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--jobs", type=number_of_jobs, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args()
     sources = sorted(given.sources.resolve().glob("*.cu"))
     if not sources:
@@ -360,7 +443,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BuildError as error:
-        sys.exit(f"{Path(__file__).name}: {error}")
+    run_program(main)
