@@ -9,8 +9,17 @@ namespace {
 
 enum CaptureMode : int { global_mode = 0, thread_local_mode = 1, relaxed_mode = 2 };
 
-std::atomic<int> global_captures{0};
-__thread int captures_of_thread __attribute__((tls_model("initial-exec"))) = 0;
+// Those that have begun and not ended.
+struct OpenCaptures {
+    std::mutex mutex;
+    std::set<const Capture*> open;
+};
+
+OpenCaptures& captures() {
+    static auto* all = new OpenCaptures;
+    return *all;
+}
+
 std::atomic<uint64_t> num_graph_launches{0};
 
 struct GraphExec {
@@ -82,6 +91,18 @@ void Capture::end() {
     for (const auto& [stream, nodes] : self->tails) {
         stream->capture = nullptr;
     }
+    std::lock_guard<std::mutex> lock(captures().mutex);
+    captures().open.erase(this);
+}
+
+void Capture::lose(Stream& stream) {
+    if (&stream == origin) {
+        end();
+        return;
+    }
+    invalid = true;
+    tails.erase(&stream);
+    stream.capture = nullptr;
 }
 
 void join_capture(const std::shared_ptr<Capture>& capture, Stream& stream, const std::vector<int>& nodes) {
@@ -94,7 +115,13 @@ void join_capture(const std::shared_ptr<Capture>& capture, Stream& stream, const
     }
 }
 
-bool capture_forbids() { return global_captures > 0 || captures_of_thread > 0; }
+bool capture_forbids() {
+    std::lock_guard<std::mutex> lock(captures().mutex);
+    const auto& open = captures().open;
+    return std::any_of(open.begin(), open.end(), [](const Capture* one) {
+        return one->global || (!one->relaxed && one->begun_by == std::this_thread::get_id());
+    });
+}
 
 }  // namespace kvrelay_emulated
 
@@ -108,10 +135,12 @@ CUDA_API Result cuStreamBeginCapture_v2(Stream* handle, int mode) {
         auto capture = std::make_shared<Capture>();
         capture->origin = &stream;
         capture->global = mode == global_mode;
+        capture->relaxed = mode == relaxed_mode;
+        capture->begun_by = std::this_thread::get_id();
         capture->tails[&stream] = {};
         stream.capture = capture;
-        global_captures += mode == global_mode;
-        captures_of_thread += mode != relaxed_mode;
+        std::lock_guard<std::mutex> lock(captures().mutex);
+        captures().open.insert(capture.get());
         return success;
     });
 }
@@ -131,8 +160,6 @@ CUDA_API Result cuStreamEndCapture(Stream* handle, Graph** graph) {
         }
         const std::shared_ptr<Capture> capture = stream.capture;
         capture->end();
-        global_captures -= capture->global;
-        captures_of_thread = std::max(0, captures_of_thread - 1);
         if (capture->invalid) {
             return capture_invalidated;
         }

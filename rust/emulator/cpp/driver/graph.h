@@ -24,7 +24,9 @@ struct Graph {
 struct Capture {
     Graph graph;
     Stream* origin;
-    bool global;
+    // Whether it forbids, to every thread or to the one that began it, calls that it could not record.
+    bool global, relaxed;
+    std::thread::id begun_by;
     // A call that could not be recorded has spoilt it.
     bool invalid = false;
     // The last nodes of each stream that takes part.
@@ -34,6 +36,8 @@ struct Capture {
     // Whether what other streams recorded all comes before the origin's end.
     bool joined() const;
     void end();
+    // A stream that is destroyed: what was to be recorded can no longer be had.
+    void lose(Stream& stream);
 };
 
 // Makes `stream` take part in the capture, after `nodes`.

@@ -124,6 +124,9 @@ Stream::Stream(Context& context, int priority, bool with_default)
 }
 
 Stream::~Stream() {
+    if (const auto spoilt = capture) {
+        spoilt->lose(*this);
+    }
     wait();
     {
         std::lock_guard<std::mutex> lock(context.mutex);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::common::{Gpu, emulated, error, hold, raw, shape};
 use cudarc::driver::sys::CUstreamCaptureMode::{
-    CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+    CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
 };
 use cudarc::driver::sys::{self, CUresult::*};
 use cudarc::driver::{CudaSlice, CudaStream, PushKernelArg};
@@ -90,6 +90,62 @@ fn a_branch_that_is_not_joined() {
         // Both streams are usable again.
         add_one(&gpu, &other, &a, &mut b);
         other.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn streams_destroyed_in_a_capture() {
+    emulated(test_name!()).run(|| {
+        let gpu = Gpu::new(0);
+        let [a, mut b] = zeros(&gpu);
+        // One that has joined: what it recorded is lost, and the capture with it.
+        let joined = gpu.context.new_stream().unwrap();
+        gpu.stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        joined.join(&gpu.stream).unwrap();
+        add_one(&gpu, &joined, &a, &mut b);
+        drop(joined);
+        let ended = gpu.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        assert_eq!(error(ended), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        // The one that captures: nothing is captured any more.
+        for mode in [CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL] {
+            let origin = gpu.context.new_stream().unwrap();
+            let other = gpu.context.new_stream().unwrap();
+            origin.begin_capture(mode).unwrap();
+            other.join(&origin).unwrap();
+            drop(origin);
+            add_one(&gpu, &other, &a, &mut b);
+            other.synchronize().unwrap();
+            let mut address = 0;
+            // SAFETY: a pointer that is valid for the call.
+            raw(unsafe { sys::cuMemAlloc_v2(&mut address, 1000) }).unwrap();
+        }
+        assert_eq!(gpu.stream.clone_dtoh(&b).unwrap(), [1; 32]);
+    });
+}
+
+/// What a capture forbids, it forbids to its thread, wherever it is ended.
+#[test]
+fn a_capture_that_another_thread_ends() {
+    emulated(test_name!()).run(|| {
+        let gpu = Gpu::new(0);
+        gpu.stream.begin_capture(CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        let other = gpu.context.new_stream().unwrap();
+        other.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        let mut address = 0;
+        let mut allocate = || {
+            // SAFETY: a pointer that is valid for the call.
+            raw(unsafe { sys::cuMemAlloc_v2(&mut address, 1000) })
+        };
+        // The relaxed one forbids nothing, and its end allows nothing.
+        gpu.stream.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap();
+        assert_eq!(error(allocate()), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                gpu.context.bind_to_thread().unwrap();
+                other.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap();
+            });
+        });
+        allocate().unwrap();
     });
 }
 
