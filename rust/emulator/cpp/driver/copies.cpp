@@ -83,7 +83,7 @@ Result fill(Stream& stream, DevicePointer to, T value, size_t count) {
     if (count == 0) {
         return success;
     }
-    if (!is_device(to, count * sizeof(T)) || to % sizeof(T) != 0) {
+    if (count > SIZE_MAX / sizeof(T) || !is_device(to, count * sizeof(T)) || to % sizeof(T) != 0) {
         return invalid_value;
     }
     enqueue_access(stream, "a fill", [=] {

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "memory.h"
@@ -17,9 +18,21 @@ struct IpcHandle {
     uint64_t magic;
     int32_t process, file, device, unused;
     uint64_t mapped, offset, bytes;
-    uint64_t padding[2];
+    // Of the file: its number may be another's by the time that the handle is opened.
+    uint64_t identity;
+    uint64_t padding;
 };
 static_assert(sizeof(IpcHandle) == 64, "CUipcMemHandle has 64 bytes");
+
+// Whether a file that was opened is the one that the handle was made for.
+bool is_file_of(int file, const IpcHandle& handle) {
+    char path[64], name[256];
+    std::snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    const ssize_t length = readlink(path, name, sizeof name);
+    struct stat status {};
+    return length > 0 && std::string(name, length) == "/memfd:" + file_name(handle.identity) + " (deleted)" &&
+           fstat(file, &status) == 0 && static_cast<uint64_t>(status.st_size) == handle.mapped;
+}
 
 }  // namespace
 }  // namespace kvrelay_emulated
@@ -33,7 +46,8 @@ CUDA_API Result cuIpcGetMemHandle(IpcHandle* handle, DevicePointer at) {
         if (!found || found->pooled || found->imported) {
             return invalid_value;
         }
-        *handle = {MAGIC, getpid(), found->file, found->device->ordinal, 0, found->mapped, found->offset, found->bytes, {}};
+        *handle = {MAGIC, getpid(), found->file, found->device->ordinal, 0, found->mapped, found->offset, found->bytes,
+                   found->identity, 0};
         return success;
     });
 }
@@ -50,8 +64,11 @@ CUDA_API Result cuIpcOpenMemHandle_v2(DevicePointer* at, IpcHandle handle, unsig
         char path[64];
         std::snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.process, handle.file);
         const int file = open(path, O_RDWR | O_CLOEXEC);
-        if (file < 0) {
+        if (file < 0 || !is_file_of(file, handle)) {
             say("process %d, or its memory, is gone", handle.process);
+            if (file >= 0) {
+                close(file);
+            }
             return invalid_value;
         }
         return import(*device, file, handle.mapped, handle.offset, handle.bytes, at);

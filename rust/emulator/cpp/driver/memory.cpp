@@ -3,15 +3,19 @@
 #include "memory.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "../kernel/execution.h"
+#include "guards.h"
 #include "settings.h"
 #include "stream.h"
 
@@ -24,6 +28,8 @@ constexpr size_t GUARD = 16u << 20;
 constexpr size_t ALIGNMENT = 256;
 // More is not written, so that a large pool costs what is used of it.
 constexpr size_t MOST_POISONED = 256u << 20;
+// More than any machine has.
+constexpr size_t MOST_PINNED = size_t{1} << 47;
 // Addresses of freed memory that stay nobody's.
 constexpr size_t MOST_RETIRED = 4096;
 
@@ -46,14 +52,41 @@ unsigned char* reserve(size_t mapped) {
     return base == MAP_FAILED ? nullptr : static_cast<unsigned char*>(base);
 }
 
-// Maps a file between guards; the first guard, or null.
+// Maps a file, or none, between guards; the first guard, or null.
 unsigned char* map_guarded(int file, size_t mapped) {
     unsigned char* base = reserve(mapped);
     if (base == nullptr) {
         return nullptr;
     }
-    void* pages = mmap(base + GUARD, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
-    return pages == MAP_FAILED ? nullptr : base;
+    const int flags = MAP_FIXED | (file == NO_FILE ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED);
+    void* pages = mmap(base + GUARD, mapped, PROT_READ | PROT_WRITE, flags, file, 0);
+    if (pages == MAP_FAILED) {
+        munmap(base, mapped + 2 * GUARD);
+        return nullptr;
+    }
+    return base;
+}
+
+// A file that tells by its name which allocation it is: numbers of files are given out again.
+int make_file(uint64_t identity, size_t bytes) {
+    const int file = static_cast<int>(syscall(SYS_memfd_create, file_name(identity).c_str(), 1u));
+    if (file < 0 && (errno == EMFILE || errno == ENFILE)) {
+        say("no file is left to this process (ulimit -n): memory of cuMemAlloc takes one each, of cuMemAllocAsync none");
+    }
+    if (file >= 0 && ftruncate(file, static_cast<off_t>(bytes)) != 0) {
+        close(file);
+        return NO_FILE;
+    }
+    return file;
+}
+
+uint64_t new_identity() {
+    uint64_t identity = 0;
+    if (getrandom(&identity, sizeof identity, 0) != static_cast<ssize_t>(sizeof identity)) {
+        std::perror("kvrelay-emulator: getrandom");
+        std::abort();
+    }
+    return identity;
 }
 
 // Whoever still uses the address faults, until so much has been freed that addresses must come back.
@@ -80,22 +113,34 @@ unsigned char* bytes_at(DevicePointer at) { return reinterpret_cast<unsigned cha
 
 }  // namespace
 
+std::string file_name(uint64_t identity) {
+    char name[64];
+    std::snprintf(name, sizeof name, "kvrelay-emulator-%016llx", static_cast<unsigned long long>(identity));
+    return name;
+}
+
 Result allocate(Device& device, size_t bytes, bool pooled, DevicePointer* at) {
-    const size_t mapped = round_up(bytes, PAGE);
     if (bytes == 0) {
         return invalid_value;
     }
+    // First of all, so that no sum below can wrap.
+    if (bytes > settings().memory) {
+        return out_of_memory;
+    }
+    const size_t mapped = round_up(bytes, PAGE);
     if (device.used.fetch_add(bytes) + bytes > settings().memory) {
         device.used -= bytes;
         return out_of_memory;
     }
-    const int file = static_cast<int>(syscall(SYS_memfd_create, "kvrelay-emulator", 1u));
-    unsigned char* base = nullptr;
-    if (file >= 0 && ftruncate(file, static_cast<off_t>(mapped)) == 0) {
-        base = map_guarded(file, mapped);
-    }
+    // What is from a pool no other process can open, and a process has few files.
+    const uint64_t identity = pooled ? 0 : new_identity();
+    const int file = pooled ? NO_FILE : make_file(identity, mapped);
+    unsigned char* base = pooled || file >= 0 ? map_guarded(file, mapped) : nullptr;
     if (base == nullptr) {
         device.used -= bytes;
+        if (file >= 0) {
+            close(file);
+        }
         say("this machine has no %zu bytes for device %d", bytes, device.ordinal);
         return out_of_memory;
     }
@@ -106,7 +151,7 @@ Result allocate(Device& device, size_t bytes, bool pooled, DevicePointer* at) {
     std::memset(begin + bytes, POISON, whole - bytes);
     *at = reinterpret_cast<DevicePointer>(begin);
     std::lock_guard<std::mutex> lock(table().mutex);
-    table().allocations[*at] = {*at, bytes, mapped, offset, file, base, &device, pooled, false};
+    table().allocations[*at] = {*at, bytes, mapped, offset, file, identity, base, &device, pooled, false};
     return success;
 }
 
@@ -118,7 +163,7 @@ Result import(Device& device, int file, size_t mapped, size_t offset, size_t byt
     }
     *at = reinterpret_cast<DevicePointer>(base + GUARD + offset);
     std::lock_guard<std::mutex> lock(table().mutex);
-    table().allocations[*at] = {*at, bytes, mapped, offset, file, base, &device, false, true};
+    table().allocations[*at] = {*at, bytes, mapped, offset, file, 0, base, &device, false, true};
     return success;
 }
 
@@ -131,7 +176,9 @@ Result release(DevicePointer at) {
     const Allocation freed = found->second;
     table().allocations.erase(found);
     retire(table(), freed);
-    close(freed.file);
+    if (freed.file != NO_FILE) {
+        close(freed.file);
+    }
     if (!freed.imported) {
         freed.device->used -= freed.bytes;
     }
@@ -166,17 +213,25 @@ std::optional<std::string> overrun(const Device& device) {
     for (const auto& [at, one] : table().allocations) {
         unsigned char* begin = bytes_at(at);
         unsigned char* pages = one.base + GUARD;
-        unsigned char* before = written(pages, begin);
-        unsigned char* behind = written(begin + one.bytes, pages + one.mapped);
-        if (one.device != &device || (before == nullptr && behind == nullptr)) {
+        if (one.device != &device) {
             continue;
         }
-        const std::string where = before != nullptr ? std::to_string(begin - before) + " bytes before the beginning"
-                                                    : std::to_string(behind - begin - static_cast<ptrdiff_t>(one.bytes)) +
-                                                          " bytes past the end";
-        return "something was written " + where + " of an allocation of " + std::to_string(one.bytes) + " bytes";
+        if (auto wrong = written_beside(pages, begin, begin + one.bytes, pages + one.mapped, "an allocation")) {
+            return wrong;
+        }
     }
     return std::nullopt;
+}
+
+std::optional<std::string> written_beside(unsigned char* guard, unsigned char* begin, unsigned char* end,
+                                          unsigned char* limit, const std::string& what) {
+    const unsigned char *before = written(guard, begin), *behind = written(end, limit);
+    if (before == nullptr && behind == nullptr) {
+        return std::nullopt;
+    }
+    const std::string where = before != nullptr ? std::to_string(begin - before) + " bytes before the beginning"
+                                                : std::to_string(behind - end) + " bytes past the end";
+    return "something was written " + where + " of " + what + " of " + std::to_string(end - begin) + " bytes";
 }
 
 }  // namespace kvrelay_emulated
@@ -234,10 +289,10 @@ CUDA_API Result cuMemHostAlloc(void** at, size_t bytes, unsigned) {
         if (bytes == 0) {
             return invalid_value;
         }
-        if (posix_memalign(at, PAGE, round_up(bytes, PAGE)) != 0) {
+        if (bytes > MOST_PINNED || posix_memalign(at, PAGE, round_up(bytes, PAGE)) != 0) {
             return out_of_memory;
         }
-        std::memset(*at, POISON, bytes);
+        std::memset(*at, POISON, std::min(bytes, MOST_POISONED));
         std::lock_guard<std::mutex> lock(table().mutex);
         table().pinned[reinterpret_cast<uintptr_t>(*at)] = bytes;
         return success;
@@ -257,9 +312,12 @@ CUDA_API Result cuMemFreeHost(void* at) {
 
 CUDA_API Result cuMemHostRegister_v2(void* at, size_t bytes, unsigned) {
     return in_context([&](Context&) {
+        if (bytes == 0 || bytes > MOST_PINNED) {
+            return invalid_value;
+        }
         std::lock_guard<std::mutex> lock(table().mutex);
         table().pinned[reinterpret_cast<uintptr_t>(at)] = bytes;
-        return bytes > 0 ? success : invalid_value;
+        return success;
     });
 }
 

@@ -8,13 +8,16 @@
 
 namespace kvrelay_emulated {
 
+constexpr int NO_FILE = -1;
+
 struct Allocation {
     DevicePointer at;
     size_t bytes;
-    // The pages between the guards, how far into them the allocation begins, the file behind them, and the
-    // first guard.
+    // The pages between the guards, how far into them the allocation begins, the file behind them with what
+    // its name tells it by, and the first guard.
     size_t mapped, offset;
     int file;
+    uint64_t identity;
     unsigned char* base;
     Device* device;
     // From a pool, which other processes cannot open; or another process's, opened here.
@@ -26,6 +29,9 @@ Result allocate(Device& device, size_t bytes, bool pooled, DevicePointer* at);
 Result release(DevicePointer at);
 // Another process's memory; `file` is this process's from now on.
 Result import(Device& device, int file, size_t mapped, size_t offset, size_t bytes, DevicePointer* at);
+
+// Of the file behind an allocation.
+std::string file_name(uint64_t identity);
 
 // The allocation that all of the range lies in.
 std::optional<Allocation> find_allocation(DevicePointer at, size_t bytes);

@@ -1,5 +1,6 @@
 // Modules: images made by nvcc, each kernel of which is run by what g++ made of the same source. The image is
 // real, so what only nvcc sees (versions, parameters, limits) is held against it.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -9,6 +10,7 @@
 
 #include "context.h"
 #include "function.h"
+#include "grid.h"
 #include "libraries.h"
 #include "limits.h"
 #include "ptx.h"
@@ -18,6 +20,8 @@ namespace kvrelay_emulated {
 namespace {
 
 constexpr uint32_t FATBIN_MAGIC = 0xba55ed50u;
+// Of any image.
+constexpr size_t MOST_BYTES = size_t{1} << 32;
 
 struct FatbinHeader {
     uint32_t magic;
@@ -42,10 +46,30 @@ Handles<Function>& functions() {
     return *alive;
 }
 
-Result load_fatbin(const unsigned char* image, Module& module) {
-    FatbinHeader header;
-    std::memcpy(&header, image, sizeof header);
-    module.fatbin = fnv1a64(image, header.header_bytes + header.bytes);
+// Reads an image that may end sooner than it says, which is then an error and not the end of the process.
+bool try_to_read(const std::function<void()>& work) {
+    std::string why;
+    if (run_guarded(work, why) == success) {
+        return true;
+    }
+    say("an image ends before it should: %s", why.c_str());
+    return false;
+}
+
+// `most` bytes are known to be there.
+Result load_fatbin(const unsigned char* image, size_t most, Module& module) {
+    FatbinHeader header{};
+    if (most < sizeof header || !try_to_read([&] { std::memcpy(&header, image, sizeof header); })) {
+        return invalid_image;
+    }
+    if (header.header_bytes < sizeof header || header.bytes > most - std::min<size_t>(most, header.header_bytes)) {
+        say("a fatbin says that it has %u + %llu bytes; it has %zu at most", header.header_bytes,
+            static_cast<unsigned long long>(header.bytes), most);
+        return invalid_image;
+    }
+    if (!try_to_read([&] { module.fatbin = fnv1a64(image, header.header_bytes + header.bytes); })) {
+        return invalid_image;
+    }
     for (const LoadedLibrary* one : libraries()) {
         if (one->library->fatbin == module.fatbin) {
             return success;
@@ -56,8 +80,12 @@ Result load_fatbin(const unsigned char* image, Module& module) {
     return no_binary_for_gpu;
 }
 
-Result load_ptx(const char* text, Module& module) {
-    module.ptx = Ptx::read(text);
+Result load_ptx(const char* text, size_t most, Module& module) {
+    size_t length = 0;
+    if (!try_to_read([&] { length = strnlen(text, most); })) {
+        return invalid_image;
+    }
+    module.ptx = Ptx::read(std::string(text, length));
     if (!module.ptx) {
         say("an image is neither a fatbin nor PTX");
         return invalid_image;
@@ -144,19 +172,31 @@ Function* function_of(Function* handle) { return functions().has(handle) ? handl
 
 using namespace kvrelay_emulated;
 
-CUDA_API Result cuModuleLoadData(Module** handle, const void* image) {
+namespace {
+
+Result load(Module** handle, const void* image, size_t most) {
     return in_context([&](Context&) -> Result {
+        uint32_t magic = 0;
+        if (image == nullptr) {
+            return invalid_value;
+        }
+        if (most < sizeof magic || !try_to_read([&] { std::memcpy(&magic, image, sizeof magic); })) {
+            return invalid_image;
+        }
         auto module = std::make_unique<Module>();
-        uint32_t magic;
-        std::memcpy(&magic, image, sizeof magic);
-        const Result result = magic == FATBIN_MAGIC ? load_fatbin(static_cast<const unsigned char*>(image), *module)
-                                                    : load_ptx(static_cast<const char*>(image), *module);
+        const Result result = magic == FATBIN_MAGIC ? load_fatbin(static_cast<const unsigned char*>(image), most, *module)
+                                                    : load_ptx(static_cast<const char*>(image), most, *module);
         if (result == success) {
             *handle = modules().add(module.release());
         }
         return result;
     });
 }
+
+}  // namespace
+
+// How long the image is only itself says.
+CUDA_API Result cuModuleLoadData(Module** handle, const void* image) { return load(handle, image, MOST_BYTES); }
 
 CUDA_API Result cuModuleLoadDataEx(Module** handle, const void* image, unsigned, void*, void**) {
     return cuModuleLoadData(handle, image);
@@ -171,7 +211,8 @@ CUDA_API Result cuModuleLoad(Module** handle, const char* path) {
     }
     std::ostringstream contents;
     contents << file.rdbuf();
-    return cuModuleLoadData(handle, contents.str().c_str());
+    const std::string image = contents.str();
+    return load(handle, image.data(), image.size());
 }
 
 CUDA_API Result cuModuleUnload(Module* module) {

@@ -82,3 +82,32 @@ fn two_processes_share_memory() {
         Err(_) => this_process(test),
     });
 }
+
+/// The number of a file is given out again; what it then names is not what the handle was made for.
+#[test]
+fn a_handle_of_memory_that_was_freed() {
+    let test = test_name!();
+    emulated(test).run(|| {
+        let _context = CudaContext::new(0).unwrap();
+        if let Ok(text) = std::env::var(HANDLE) {
+            let mut address = 0;
+            // SAFETY: a pointer that is valid for the call.
+            let opened = raw(unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, from_hex(&text), 1) });
+            assert_eq!(error(opened), CUDA_ERROR_INVALID_VALUE);
+            return;
+        }
+        // SAFETY: memory that nobody uses.
+        unsafe {
+            let freed = result::malloc_sync(4000).unwrap();
+            let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+            raw(sys::cuIpcGetMemHandle(&mut handle, freed)).unwrap();
+            result::free_sync(freed).unwrap();
+            let again = result::malloc_sync(4000).unwrap();
+            let program = std::env::current_exe().unwrap();
+            let child =
+                Command::new(program).args([test, "--exact"]).env(HANDLE, to_hex(&handle)).output().unwrap();
+            assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+            result::free_sync(again).unwrap();
+        }
+    });
+}

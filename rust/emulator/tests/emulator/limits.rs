@@ -1,9 +1,9 @@
 //! What a device or a driver would refuse is refused, with both numbers.
 
-use crate::common::{Gpu, emulated, error, ptx, shape};
+use crate::common::{Gpu, emulated, error, ptx, raw, shape};
 use cudarc::driver::sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MAX_DYNAMIC;
 use cudarc::driver::sys::CUresult::{self, *};
-use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg, sys};
 use cudarc::nvrtc::Ptx;
 use kvrelay_emulator::test_name;
 
@@ -127,6 +127,95 @@ fn images_that_are_none() {
         fatbin.extend([0; 8]);
         assert_eq!(error(context.load_module(Ptx::from_binary(fatbin))), CUDA_ERROR_NO_BINARY_FOR_GPU);
     });
+}
+
+/// A fatbin that says it has `bytes` behind its header, and has none.
+fn fatbin(bytes: u64) -> Vec<u8> {
+    let mut image = vec![0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0];
+    image.extend(bytes.to_le_bytes());
+    image
+}
+
+/// An image at the very end of what can be read.
+fn load_at_the_end(image: &[u8]) -> CUresult {
+    // SAFETY: two pages, of which one stays readable; the image ends with it.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let pages = libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        assert_ne!(pages, libc::MAP_FAILED);
+        let at = pages.cast::<u8>().add(4096 - image.len());
+        at.copy_from_nonoverlapping(image.as_ptr(), image.len());
+        assert_eq!(libc::mprotect(pages.add(4096), 4096, libc::PROT_NONE), 0);
+        let mut module = std::ptr::null_mut();
+        sys::cuModuleLoadData(&mut module, at.cast())
+    }
+}
+
+#[test]
+fn images_that_are_cut_off() {
+    let text = emulated(test_name!()).run(|| {
+        let context = CudaContext::new(0).unwrap();
+        for image in [fatbin(1 << 40), fatbin(u64::MAX), fatbin(100_000), fatbin(1), fatbin(0)[..9].to_vec()]
+        {
+            assert_eq!(load_at_the_end(&image), CUDA_ERROR_INVALID_IMAGE);
+        }
+        assert_eq!(load_at_the_end(&[]), CUDA_ERROR_INVALID_IMAGE);
+        assert_eq!(load_at_the_end(&ptx().as_bytes()[..100]), CUDA_ERROR_INVALID_IMAGE);
+        // A file's length is known.
+        let path = std::env::temp_dir().join(format!("kvrelay-cut-off-{}", std::process::id()));
+        for image in [fatbin(1), Vec::new(), vec![0x50, 0xed, 0x55, 0xba]] {
+            std::fs::write(&path, image).unwrap();
+            let loaded = context.load_module(Ptx::from_file(&path));
+            assert_eq!(error(loaded), CUDA_ERROR_INVALID_IMAGE);
+        }
+        std::fs::remove_file(&path).unwrap();
+        context.load_module(Ptx::from_src(ptx())).unwrap();
+    });
+    assert!(text.is_none_or(|text| text.contains("an image ends before it should")));
+}
+
+#[test]
+fn more_memory_than_there_can_be() {
+    emulated(test_name!()).run(|| {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        // SAFETY: pointers that are valid for the calls.
+        unsafe {
+            let (mut host, mut device) = (std::ptr::null_mut(), 0);
+            // What is there already must not make the sum wrap.
+            raw(sys::cuMemAlloc_v2(&mut device, 4096)).unwrap();
+            for bytes in [usize::MAX, usize::MAX - 4095, usize::MAX / 2, 1 << 46] {
+                assert_eq!(sys::cuMemHostAlloc(&mut host, bytes, 0), CUDA_ERROR_OUT_OF_MEMORY, "{bytes}");
+                assert_eq!(sys::cuMemAlloc_v2(&mut device, bytes), CUDA_ERROR_OUT_OF_MEMORY, "{bytes}");
+                let pooled = sys::cuMemAllocAsync(&mut device, bytes, stream.cu_stream());
+                assert_eq!(pooled, CUDA_ERROR_OUT_OF_MEMORY, "{bytes}");
+            }
+            raw(sys::cuMemHostAlloc(&mut host, 10, 0)).unwrap();
+            assert_eq!(sys::cuMemHostRegister_v2(host, usize::MAX, 0), CUDA_ERROR_INVALID_VALUE);
+            assert_eq!(sys::cuMemsetD32_v2(device, 0, usize::MAX / 4 + 2), CUDA_ERROR_INVALID_VALUE);
+        }
+    });
+}
+
+/// Memory of a pool needs no file; without files, memory of another kind says what is missing.
+#[test]
+fn more_allocations_than_files() {
+    let text = emulated(test_name!()).run(|| {
+        let few = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
+        // SAFETY: a limit of this process alone, and pointers that are valid for the calls.
+        unsafe {
+            let context = CudaContext::new(0).unwrap();
+            let stream = context.new_stream().unwrap();
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &few), 0);
+            let mut address = 0;
+            for _ in 0..100 {
+                raw(sys::cuMemAllocAsync(&mut address, 1000, stream.cu_stream())).unwrap();
+            }
+            let failed = (0..100).find(|_| sys::cuMemAlloc_v2(&mut address, 1000) != CUDA_SUCCESS);
+            assert!(failed.is_some());
+        }
+    });
+    assert!(text.is_none_or(|text| text.contains("no file is left to this process (ulimit -n)")));
 }
 
 /// A setting that is misspelt would otherwise test something else than was asked for.
