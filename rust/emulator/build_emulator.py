@@ -39,6 +39,9 @@ KERNELS = [
     "-Wall",
     "-Werror",
     "-Wno-unknown-pragmas",
+    # What a GPU refuses, or does to the memory beside: `checks.cpp` makes errors of it.
+    "-fsanitize=alignment,bounds",
+    "-fno-sanitize-recover=all",
 ]
 LINK = ["g++", "-shared", "-Wl,--no-undefined"]
 
@@ -142,6 +145,11 @@ def kernel_libraries(sources: Path, manifest: Manifest, folder: Path, libcuda: P
         by_source.setdefault(kernel["source"], []).append(kernel)
     parts = folder / "parts"
     parts.mkdir(parents=True, exist_ok=True)
+    guard, checks = (
+        compile_step(CPP / "kernel" / f"{name}.cpp", folder.parent / "parts" / f"{name}.o", WARNINGS)
+        for name in ("guard", "checks")
+    )
+    run_all([guard, checks], jobs)
     compiles, links = [], []
     for name, kernels in by_source.items():
         stem = Path(name).stem
@@ -150,7 +158,9 @@ def kernel_libraries(sources: Path, manifest: Manifest, folder: Path, libcuda: P
         compiles.append(
             compile_step(generated, parts / f"{stem}.o", [*KERNELS, "-include", str(CPP / "emulate.h")])
         )
-        links.append(link_step(folder / f"{stem}.so", [compiles[-1].output, libcuda], []))
+        # Thread-local memory is laid out in the order of linking.
+        inputs = [guard.output, compiles[-1].output, checks.output, guard.output, libcuda]
+        links.append(link_step(folder / f"{stem}.so", inputs, []))
     run_all(compiles, jobs)
     run_all(links, jobs)
     for stale in set(folder.glob("*.so")) - {link.output for link in links}:

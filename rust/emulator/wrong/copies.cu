@@ -37,3 +37,11 @@ extern "C" __global__ void copy_and_wait_too_late(float* out, const float* x) {
 }
 
 extern "C" __global__ void copy_and_never_wait(float* out, const float* x) { copy_through<false>(out, x); }
+
+// Sixteen bytes at once, from wherever the pointer is.
+extern "C" __global__ void copy_from(float* out, const float* x, int from) {
+    __shared__ __align__(16) float staged[4];
+    begin_copy(staged, x + from);
+    end_copies();
+    out[0] = staged[0];
+}

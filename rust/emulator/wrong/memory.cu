@@ -25,3 +25,29 @@ __device__ __noinline__ int descend(int depth, volatile int* seen) {
 }
 
 extern "C" __global__ void deep_recursion(int* out, int depth) { out[0] = descend(depth, out); }
+
+// An index that is not the array's.
+extern "C" __global__ void write_beside_an_array(float* out, int index) {
+    __shared__ float values[32];
+    values[threadIdx.x] = 0.0f;
+    __syncthreads();
+    if (threadIdx.x == 7) {
+        values[index] = 1.0f;
+    }
+    out[threadIdx.x] = values[threadIdx.x];
+}
+
+extern "C" __global__ void write_dynamic_shared(float* out, int index) {
+    KVRELAY_DYNAMIC_SHARED(raw);
+    if (threadIdx.x == 7) {
+        raw[index] = 1;
+    }
+    __syncthreads();
+    out[threadIdx.x] = raw[threadIdx.x];
+}
+
+// Sixteen bytes at once, from wherever the pointer is.
+extern "C" __global__ void read_vector(float* out, const float* x, int from) {
+    const float4 four = *reinterpret_cast<const float4*>(x + from);
+    out[threadIdx.x] = four.x + four.y + four.z + four.w;
+}

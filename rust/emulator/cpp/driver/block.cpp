@@ -5,12 +5,16 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <optional>
+#include <string>
 #include <sys/mman.h>
 
 #include "../kernel/execution.h"
 #include "fibers.h"
 #include "grid.h"
+#include "guards.h"
 #include "libraries.h"
 #include "random.h"
 #include "settings.h"
@@ -24,6 +28,42 @@ namespace {
 constexpr int MAX_THREADS = 1024;
 constexpr size_t SHARED_ALIGNMENT = 128;
 
+// A block's dynamic shared memory: it ends where a guard begins, up to its alignment, and the bytes before it
+// and between the two are looked at after every block.
+class DynamicShared {
+  public:
+    DynamicShared() {
+        const size_t whole = MOST + 2 * GUARD;
+        void* base = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base == MAP_FAILED || mprotect(static_cast<char*>(base) + GUARD, MOST, PROT_READ | PROT_WRITE) != 0) {
+            std::perror("kvrelay-emulator: no memory for shared memory");
+            std::abort();
+        }
+        end_ = static_cast<unsigned char*>(base) + GUARD + MOST;
+    }
+
+    // `bytes` of memory that nobody has written.
+    unsigned char* poisoned(size_t bytes) {
+        bytes_ = bytes;
+        begin_ = end_ - (bytes + SHARED_ALIGNMENT - 1) / SHARED_ALIGNMENT * SHARED_ALIGNMENT;
+        std::memset(begin_ - BEFORE, POISON, static_cast<size_t>(end_ - begin_) + BEFORE);
+        return begin_;
+    }
+
+    std::optional<std::string> overrun() const {
+        return written_beside(begin_ - BEFORE, begin_, begin_ + bytes_, end_, "the dynamic shared memory");
+    }
+
+  private:
+    // Costs addresses alone.
+    static constexpr size_t GUARD = 16u << 20;
+    // Bytes that are looked at; a kernel that writes farther before the beginning is not seen.
+    static constexpr size_t BEFORE = 4096;
+    static constexpr size_t MOST = (256u << 10) + BEFORE;
+    unsigned char *begin_ = nullptr, *end_ = nullptr;
+    size_t bytes_ = 0;
+};
+
 // What a thread of the operating system needs to run blocks.
 struct Worker {
     void* scheduler = nullptr;
@@ -32,7 +72,7 @@ struct Worker {
     std::vector<unsigned char*> stack_of = std::vector<unsigned char*>(MAX_THREADS);
     std::vector<int> order;
     std::vector<Warp> warps;
-    std::vector<unsigned char> shared;
+    DynamicShared shared;
     void (*call)(void**) = nullptr;
     void** arguments = nullptr;
     // Where a kernel that cannot go on leaves to.
@@ -179,15 +219,12 @@ void prepare(Worker& w, const Grid& grid, uint64_t number, Block& block) {
             meeting.mask = meeting.arrived = 0;
         }
     }
-    w.shared.assign(grid.dynamic_shared + SHARED_ALIGNMENT, POISON);
-    const auto shared = reinterpret_cast<uintptr_t>(w.shared.data());
     const uint64_t row = number / grid.grid.x;
     block.index = {static_cast<unsigned>(number % grid.grid.x), static_cast<unsigned>(row % grid.grid.y),
                    static_cast<unsigned>(row / grid.grid.y)};
     block.size = size;
     block.grid = grid.grid;
-    block.dynamic_shared = reinterpret_cast<unsigned char*>((shared + SHARED_ALIGNMENT - 1) / SHARED_ALIGNMENT *
-                                                            SHARED_ALIGNMENT);
+    block.dynamic_shared = w.shared.poisoned(grid.dynamic_shared);
     block.live = count;
     block.warps = w.warps.data();
     for (int i = 0; i < count; ++i) {
@@ -203,6 +240,19 @@ void prepare(Worker& w, const Grid& grid, uint64_t number, Block& block) {
         thread.copy_group = 0;
         w.stack_of[i] = nullptr;
         w.warps[thread.warp].live |= 1u << thread.lane;
+    }
+}
+
+// Which thread wrote there is not known by then.
+void look_at_guards(Worker& w, const Grid& grid) {
+    auto wrong = w.shared.overrun();
+    if (!wrong) {
+        wrong = grid.library->shared_overrun();
+    }
+    if (wrong) {
+        std::snprintf(w.why, sizeof w.why, "%s", wrong->c_str());
+        wrong.reset();
+        leave(illegal_address);
     }
 }
 
@@ -232,16 +282,20 @@ void run_block(Worker& w, const Grid& grid, uint64_t number) {
             set_order(w, count, random);
         }
     }
+    look_at_guards(w, grid);
 }
 
 void record_error(Worker& w, Grid& grid, uint64_t number) {
-    char place[640];
+    char place[800];
     const uint64_t row = number / grid.grid.x;
-    const uint3 thread = current != nullptr ? current->index : uint3{};
-    std::snprintf(place, sizeof place, "kernel %s (%s), block (%u, %u, %u), thread (%u, %u, %u): %s", grid.kernel->name,
+    char thread[64] = "one of its threads";
+    if (current != nullptr) {
+        const uint3 index = current->index;
+        std::snprintf(thread, sizeof thread, "thread (%u, %u, %u)", index.x, index.y, index.z);
+    }
+    std::snprintf(place, sizeof place, "kernel %s (%s), block (%u, %u, %u), %s: %s", grid.kernel->name,
                   grid.library->library->source, static_cast<unsigned>(number % grid.grid.x),
-                  static_cast<unsigned>(row % grid.grid.y), static_cast<unsigned>(row / grid.grid.y), thread.x, thread.y,
-                  thread.z, w.why);
+                  static_cast<unsigned>(row % grid.grid.y), static_cast<unsigned>(row / grid.grid.y), thread, w.why);
     current = nullptr;
     for (unsigned char*& stack : w.stack_of) {
         if (stack != nullptr) {
@@ -277,14 +331,25 @@ Worker& this_worker() {
     return *worker;
 }
 
-struct sigaction before_segv, before_bus;
+// What a kernel can do that ends a process.
+constexpr int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+struct sigaction before_fault[std::size(FAULTS)];
 
 void on_fault(int signal, siginfo_t* info, void* context) {
     if (worker != nullptr && worker->in_kernel != 0) {
+        if (signal == SIGFPE) {
+            std::snprintf(worker->why, sizeof worker->why, "it divides an integer by zero, or the least one by -1");
+            leave(launch_failed);
+        }
+        if (signal == SIGILL) {
+            std::snprintf(worker->why, sizeof worker->why, "it comes to where the compiler knows that nobody can come");
+            leave(launch_failed);
+        }
         std::snprintf(worker->why, sizeof worker->why, "it touches the address %p, which is nobody's", info->si_addr);
         leave(illegal_address);
     }
-    const struct sigaction& before = signal == SIGSEGV ? before_segv : before_bus;
+    const auto number = std::find(std::begin(FAULTS), std::end(FAULTS), signal) - std::begin(FAULTS);
+    const struct sigaction& before = before_fault[number];
     if ((before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction != nullptr) {
         before.sa_sigaction(signal, info, context);
     } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
@@ -315,8 +380,9 @@ void catch_faults() {
     struct sigaction action{};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-    sigaction(SIGSEGV, &action, &before_segv);
-    sigaction(SIGBUS, &action, &before_bus);
+    for (size_t i = 0; i < std::size(FAULTS); ++i) {
+        sigaction(FAULTS[i], &action, &before_fault[i]);
+    }
 }
 
 Result run_guarded(const std::function<void()>& work, std::string& why) {

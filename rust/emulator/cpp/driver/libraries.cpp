@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "../kernel/execution.h"
+#include "guards.h"
 #include "settings.h"
 
 // The loader's own: where a module's thread-local segment begins for this thread, made if need be. What
@@ -28,11 +29,13 @@ std::vector<LoadedLibrary*>& loaded() {
     return *all;
 }
 
-// Empty for a library whose kernels have no static shared memory.
+// [guard][static shared memory][guard]
 struct Segment {
     unsigned char* at;
     size_t bytes;
     bool known;
+
+    bool guarded() const { return bytes >= 2 * SHARED_GUARD; }
 };
 
 struct Search {
@@ -104,18 +107,36 @@ const Kernel* LoadedLibrary::find(const std::string& name) const {
     return found == end ? nullptr : found;
 }
 
-void LoadedLibrary::poison_shared() const {
+namespace {
+
+Segment& segment_of(const LoadedLibrary& one) {
     static __thread Segment* segments __attribute__((tls_model("initial-exec"))) = nullptr;
     if (segments == nullptr) {
         segments = new Segment[MAX_LIBRARIES]();
     }
-    Segment& segment = segments[number];
+    Segment& segment = segments[one.number];
     if (!segment.known) {
-        segment = shared_segment(library);
+        segment = shared_segment(one.library);
     }
+    return segment;
+}
+
+}  // namespace
+
+void LoadedLibrary::poison_shared() const {
+    const Segment& segment = segment_of(*this);
     if (segment.bytes > 0) {
         std::memset(segment.at, POISON, segment.bytes);
     }
+}
+
+std::optional<std::string> LoadedLibrary::shared_overrun() const {
+    const Segment& segment = segment_of(*this);
+    if (!segment.guarded()) {
+        return std::nullopt;
+    }
+    unsigned char *begin = segment.at + SHARED_GUARD, *end = segment.at + segment.bytes - SHARED_GUARD;
+    return written_beside(segment.at, begin, end, end + SHARED_GUARD, "the static shared memory");
 }
 
 bool load_libraries() {

@@ -1,6 +1,7 @@
 // Libraries of kernels compiled for the CPU, loaded when the driver starts.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ struct LoadedLibrary {
 
     // Makes this thread's static shared memory of the library one that nobody has written.
     void poison_shared() const;
+    // What was written beside it since, if anything was.
+    std::optional<std::string> shared_overrun() const;
     const Kernel* find(const std::string& name) const;
 };
 

@@ -203,6 +203,9 @@ inline void copy_async(void* to, const void* from, unsigned bytes, unsigned zero
     if (me->copies == nullptr) {
         me->copies = new AsyncCopy[ASYNC_COPIES];
     }
+    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) {
+        fail("an asynchronous copy is from or to an address that is no multiple of its bytes");
+    }
     if (me->num_copies == ASYNC_COPIES) {
         fail("a thread has more than 256 asynchronous copies under way");
     }

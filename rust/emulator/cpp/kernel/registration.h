@@ -9,6 +9,9 @@
 
 namespace kvrelay_emulated {
 
+// Bytes before and behind the static shared memory of a library.
+constexpr size_t SHARED_GUARD = 4096;
+
 struct TargetRegisters {
     int target;
     int registers;

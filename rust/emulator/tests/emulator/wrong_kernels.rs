@@ -1,8 +1,10 @@
 //! Kernels that are wrong on purpose are caught, and their right twins pass in every order.
 
 use crate::common::{Gpu, emulated, error, shape};
-use cudarc::driver::PushKernelArg;
-use cudarc::driver::sys::CUresult::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED};
+use cudarc::driver::sys::CUresult::{
+    self, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED, CUDA_SUCCESS,
+};
+use cudarc::driver::{LaunchConfig, PushKernelArg};
 use kvrelay_emulator::test_name;
 
 /// `mirrored` or its twin without the barrier; how many of the 128 sums are right.
@@ -201,4 +203,123 @@ fn copies_that_are_never_waited_for() {
     let text = emulated(test_name!())
         .run(|| assert_eq!(error(copied("copy_and_never_wait")), CUDA_ERROR_LAUNCH_FAILED));
     assert!(text.is_none_or(|text| text.contains("asynchronous copies that it has not waited for")));
+}
+
+/// What a launch of a kernel of numbers, one of them given, ends in.
+fn ends_in(kernel: &str, number: i32, shared_mem_bytes: u32) -> CUresult {
+    let gpu = Gpu::new(0);
+    let mut out = gpu.stream.alloc_zeros::<f32>(32).unwrap();
+    let kernel = gpu.kernel(kernel);
+    let config = LaunchConfig { shared_mem_bytes, ..shape(1, 32) };
+    // SAFETY: the kernel's parameters, and 32 numbers behind the first; what else it does is what is tested.
+    unsafe { gpu.stream.launch_builder(&kernel).arg(&mut out).arg(&number).launch(config) }.unwrap();
+    gpu.stream.synchronize().map_or_else(|error| error.0, |()| CUDA_SUCCESS)
+}
+
+/// A kernel as above with several numbers, each in a child of its own, all of which must fail alike.
+fn all_end_in(test: &str, kernel: &str, shared: u32, numbers: &[i32], ends: CUresult, expected: &str) {
+    for number in numbers {
+        let child = emulated(test).set("TEST_NUMBER", number);
+        let text = child.run(|| {
+            let number = std::env::var("KVRELAY_EMU_TEST_NUMBER").unwrap().parse().unwrap();
+            assert_eq!(ends_in(kernel, number, shared), ends);
+        });
+        let Some(text) = text else { return };
+        assert!(text.contains(&format!("kernel {kernel} (")), "{text}");
+        assert!(text.contains(expected), "{number}: {text}");
+    }
+}
+
+#[test]
+fn just_past_static_shared_memory() {
+    let numbers = [32, 33, 47, 48, 95, 1000, -1, -3];
+    let expected = "block (0, 0, 0), one of its threads: something was written";
+    let kernel = "write_static_shared";
+    all_end_in(test_name!(), kernel, 0, &numbers, CUDA_ERROR_ILLEGAL_ADDRESS, expected);
+}
+
+#[test]
+fn past_an_array_of_shared_memory() {
+    let numbers = [32, 33, 96, -1, 1 << 20];
+    let expected = "block (0, 0, 0), thread (7, 0, 0): memory.cu:";
+    let kernel = "write_beside_an_array";
+    all_end_in(test_name!(), kernel, 0, &numbers, CUDA_ERROR_LAUNCH_FAILED, expected);
+}
+
+#[test]
+fn just_past_dynamic_shared_memory() {
+    let expected = "past the end of the dynamic shared memory of 1000 bytes";
+    let (kernel, numbers) = ("write_dynamic_shared", [1000, 1001, 1023]);
+    all_end_in(test_name!(), kernel, 1000, &numbers, CUDA_ERROR_ILLEGAL_ADDRESS, expected);
+}
+
+#[test]
+fn just_before_dynamic_shared_memory() {
+    let expected = "before the beginning of the dynamic shared memory of 1000 bytes";
+    let (kernel, numbers) = ("write_dynamic_shared", [-1, -1000]);
+    all_end_in(test_name!(), kernel, 1000, &numbers, CUDA_ERROR_ILLEGAL_ADDRESS, expected);
+}
+
+#[test]
+fn far_past_dynamic_shared_memory() {
+    let expected = "block (0, 0, 0), thread (7, 0, 0): it touches the address 0x";
+    let (kernel, numbers) = ("write_dynamic_shared", [1024, 2000, 1 << 20]);
+    all_end_in(test_name!(), kernel, 1000, &numbers, CUDA_ERROR_ILLEGAL_ADDRESS, expected);
+}
+
+#[test]
+fn the_whole_of_shared_memory() {
+    emulated(test_name!()).run_in_every_order(|| {
+        for (kernel, number, bytes) in [
+            ("write_static_shared", 31, 0),
+            ("write_dynamic_shared", 999, 1000),
+            ("write_beside_an_array", 31, 0),
+        ] {
+            assert_eq!(ends_in(kernel, number, bytes), CUDA_SUCCESS);
+        }
+    });
+}
+
+#[test]
+fn a_division_by_zero() {
+    let expected = "block (0, 0, 0), thread (3, 0, 0): it divides an integer by zero";
+    all_end_in(test_name!(), "divide", 0, &[3], CUDA_ERROR_LAUNCH_FAILED, expected);
+}
+
+#[test]
+fn a_remainder_by_zero() {
+    let expected = "block (0, 0, 0), thread (9, 0, 0): it divides an integer by zero";
+    all_end_in(test_name!(), "remainder_by", 0, &[9], CUDA_ERROR_LAUNCH_FAILED, expected);
+}
+
+/// Launches a kernel that takes 16 bytes from a number of floats into 64 of them.
+fn taken_from(kernel: &str, from: i32) -> CUresult {
+    let gpu = Gpu::new(0);
+    let x = gpu.stream.alloc_zeros::<f32>(64).unwrap();
+    let mut out = gpu.stream.alloc_zeros::<f32>(1).unwrap();
+    let kernel = gpu.kernel(kernel);
+    let mut launch = gpu.stream.launch_builder(&kernel);
+    // SAFETY: the kernel's parameters; both pointers have what it touches.
+    unsafe { launch.arg(&mut out).arg(&x).arg(&from).launch(shape(1, 1)) }.unwrap();
+    gpu.stream.synchronize().map_or_else(|error| error.0, |()| CUDA_SUCCESS)
+}
+
+#[test]
+fn a_vector_from_between() {
+    let text = emulated(test_name!()).run(|| {
+        assert_eq!(taken_from("read_vector", 4), CUDA_SUCCESS);
+        assert_eq!(taken_from("read_vector", 5), CUDA_ERROR_LAUNCH_FAILED);
+    });
+    let expected = "kernel read_vector (memory.cu), block (0, 0, 0), thread (0, 0, 0): memory.cu:";
+    assert!(text.is_none_or(|text| text.contains(expected) && text.contains("which is no multiple of 16")));
+}
+
+#[test]
+fn a_copy_from_between() {
+    let text = emulated(test_name!()).run(|| {
+        assert_eq!(taken_from("copy_from", 4), CUDA_SUCCESS);
+        assert_eq!(taken_from("copy_from", 5), CUDA_ERROR_LAUNCH_FAILED);
+    });
+    let expected = "an asynchronous copy is from or to an address that is no multiple of its bytes";
+    assert!(text.is_none_or(|text| text.contains(expected)));
 }
