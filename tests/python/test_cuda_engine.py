@@ -129,8 +129,10 @@ def test_what_cannot_be_is_refused_with_the_reason(options: str, settings: dict,
         try:
             kr.Engine(MODEL, **options)
         except kr.KvRelayError as error:
-            print(json.dumps({{"error": str(error)}}))
+            print(json.dumps({{"error": str(error)}} | error.numbers))
         """,
         **settings,
     )
     assert message in found["error"]
+    if "needs" in message:
+        assert found["device"] == "cuda:0" and found["needed"] > found["free"] > 0

@@ -55,8 +55,8 @@ impl fmt::Display for DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// The CUDA devices, opened; none for the CPU.
-    pub(crate) fn open(self, model: &Model) -> Result<Vec<Arc<CudaDevice>>, EngineError> {
+    /// The CUDA devices, opened, at most one a worker; none for the CPU.
+    pub(crate) fn open(self, model: &Model, workers: usize) -> Result<Vec<Arc<CudaDevice>>, EngineError> {
         if self == Self::Cpu || (self == Self::Auto && supports(model.config()).is_err()) {
             return Ok(Vec::new());
         }
@@ -70,7 +70,8 @@ impl DeviceChoice {
             Self::Cuda(ordinal) => vec![ordinal],
             _ => devices.usable(),
         };
-        Ok(ordinals.into_iter().map(|n| CudaDevice::open(&devices, n)).collect::<Result<_, _>>()?)
+        let used = ordinals.into_iter().take(workers);
+        Ok(used.map(|ordinal| CudaDevice::open(&devices, ordinal)).collect::<Result<_, _>>()?)
     }
 }
 

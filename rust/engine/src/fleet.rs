@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use kvrelay_core::cluster::Role;
 use kvrelay_core::scheduler::Limits;
 use kvrelay_model::Model;
 
@@ -81,7 +82,7 @@ fn tier(numerics: Numerics) -> Tier {
 
 /// Makes the workers of `config`.
 pub(crate) fn make(model: &Arc<Model>, config: &EngineConfig, limits: &Limits) -> Result<Fleet, EngineError> {
-    let devices = config.device.open(model)?;
+    let devices = config.device.open(model, config.topology.roles().len())?;
     if devices.is_empty() { on_cpu(model, config, limits) } else { on_cuda(model, config, limits, &devices) }
 }
 
@@ -153,7 +154,7 @@ fn on_cuda(
 ) -> Result<Fleet, EngineError> {
     let step = step_limits(limits);
     let workers = config.topology.roles().len();
-    let used = workers.min(devices.len());
+    let used = devices.len();
     let geometry = cuda::geometry(model.config(), model.digest(), limits.block_tokens as usize);
     let mut cuda_config = CudaConfig {
         invariant: config.numerics == Numerics::Invariant,
@@ -170,8 +171,7 @@ fn on_cuda(
             free: device.memory()?.0,
         })
     };
-    let needs: Vec<Needs> =
-        devices.iter().take(used).enumerate().map(needs).collect::<Result<_, BackendError>>()?;
+    let needs: Vec<Needs> = devices.iter().enumerate().map(needs).collect::<Result<_, BackendError>>()?;
     // The same for all, so that every worker can hold what another sends.
     let room = needs.iter().map(Needs::kv_room).min().unwrap_or(0);
     let block = geometry.block_bytes() as u64;
@@ -185,9 +185,11 @@ fn on_cuda(
     let weights: Vec<Arc<CudaWeights>> =
         needs.iter().map(|needs| CudaWeights::new(&needs.device, model)).collect::<Result<_, _>>()?;
     let mut backends: Vec<Box<dyn Backend>> = Vec::with_capacity(workers);
-    for index in 0..workers {
+    for (index, role) in config.topology.roles().into_iter().enumerate() {
         let weights = weights[index % used].clone();
-        backends.push(Box::new(CudaBackend::new(weights, &cuda_config, step.clone())?));
+        // Where they share a device, a token that somebody waits for goes before a prompt.
+        let config = CudaConfig { urgent: role == Role::Decode, ..cuda_config.clone() };
+        backends.push(Box::new(CudaBackend::new(weights, &config, step.clone())?));
     }
     let apart = Apart::Cuda { weights: weights[0].clone(), invariant: cuda_config.invariant };
     Ok(Fleet { backends, placed: vec![Placed::default(); workers], apart })

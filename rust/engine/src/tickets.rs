@@ -15,7 +15,9 @@ pub(crate) struct Tickets {
 
 #[derive(Debug, Default)]
 struct State {
-    latest: Option<(Seq, Ticket)>,
+    /// The latest run, and its latest step once it has one. Names of runs begin anew with every session
+    /// of the loop, so they are compared and not ordered.
+    latest: Option<(Seq, Option<Ticket>)>,
     /// The worker's thread has ended.
     gone: bool,
 }
@@ -25,7 +27,7 @@ struct State {
 pub(crate) enum Step {
     /// Its latest step.
     Enqueued(Ticket),
-    /// A later run has begun, so this one is over.
+    /// Another run was ordered since, so this one is over.
     Over,
     /// The worker is gone.
     Gone,
@@ -36,22 +38,30 @@ impl Tickets {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A run has given its backend a step.
-    pub(crate) fn enqueued(&self, seq: Seq, ticket: Ticket) {
-        self.lock().latest = Some((seq, ticket));
+    /// A run is ordered; by the loop, so that a transfer that is started later never finds the run
+    /// before.
+    pub(crate) fn begin(&self, seq: Seq) {
+        self.lock().latest = Some((seq, None));
         self.changed.notify_all();
     }
 
-    /// Blocks until a run has given its backend a step.
+    /// The latest run has given its backend a step.
+    pub(crate) fn enqueued(&self, seq: Seq, ticket: Ticket) {
+        self.lock().latest = Some((seq, Some(ticket)));
+        self.changed.notify_all();
+    }
+
+    /// Blocks until a run, which was ordered, has given its backend a step.
     pub(crate) fn wait(&self, seq: Seq) -> Step {
         let mut state = self.lock();
         loop {
             match state.latest {
-                Some((latest, ticket)) if latest == seq => return Step::Enqueued(ticket),
-                Some((latest, _)) if latest > seq => return Step::Over,
+                Some((latest, Some(ticket))) if latest == seq => return Step::Enqueued(ticket),
+                Some((latest, None)) if latest == seq && !state.gone => {}
                 _ if state.gone => return Step::Gone,
-                _ => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                _ => return Step::Over,
             }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -78,16 +88,19 @@ mod tests {
     fn a_run_is_found_by_its_name() {
         let tickets = Arc::<Tickets>::default();
         let end = tickets.clone().gone_at_end();
+        tickets.begin(Seq(9));
+        tickets.enqueued(Seq(9), Ticket(7));
+        // Of another session.
+        tickets.begin(Seq(3));
+        assert_eq!(tickets.wait(Seq(9)), Step::Over);
         let waiting = std::thread::spawn({
             let tickets = tickets.clone();
             move || tickets.wait(Seq(3))
         });
-        tickets.enqueued(Seq(2), Ticket(7));
         tickets.enqueued(Seq(3), Ticket(8));
         assert_eq!(waiting.join().unwrap(), Step::Enqueued(Ticket(8)));
-        assert_eq!(tickets.wait(Seq(2)), Step::Over);
+        tickets.begin(Seq(4));
         drop(end);
         assert_eq!(tickets.wait(Seq(4)), Step::Gone);
-        assert_eq!(tickets.wait(Seq(3)), Step::Enqueued(Ticket(8)));
     }
 }

@@ -11,6 +11,7 @@ use kvrelay_engine::{EngineConfig, EngineError, Numerics, Output, RunOptions, Su
 use kvrelay_model::{ChatMessage, Model, ModelError, SamplingParams};
 use numpy::PyArray2;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::door::{Doorkeeper, LOOK_EVERY};
 use crate::objectives::slo_from;
@@ -85,6 +86,17 @@ fn engine_error(py: Python<'_>, fault: EngineError) -> PyErr {
         EngineError::Model(fault) => model_error(py, &fault),
         EngineError::Config { .. } | EngineError::NoCuda { .. } => error::config(py, fault),
         EngineError::Request { .. } => error::raise(py, "RequestError", fault),
+        EngineError::DeviceMemory { ref device, needed, free, .. } => {
+            let numbers = PyDict::new(py);
+            let filled = numbers
+                .set_item("device", device)
+                .and_then(|()| numbers.set_item("needed", needed))
+                .and_then(|()| numbers.set_item("free", free));
+            match filled {
+                Ok(()) => error::raise_with(py, "EngineError", fault, &numbers),
+                Err(error) => error,
+            }
+        }
         EngineError::Stalled { .. } => error::raise(py, "StalledError", fault),
         EngineError::Integrity(_) => error::raise(py, "IntegrityError", fault),
         fault => error::raise(py, "EngineError", fault),

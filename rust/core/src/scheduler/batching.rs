@@ -187,8 +187,8 @@ impl State {
         actions.push(Action::Run { worker, seq, run });
     }
 
-    /// Rows of those who decode (everybody when `None`), each with a block for its next token. When the
-    /// pool has none left the latest to join is preempted, so the oldest always gets on.
+    /// Rows of those who decode (everybody when `None`), with a block for everybody's next token in the
+    /// pool or taken. When there are too few the latest to join is preempted, so the oldest always gets on.
     fn decode_rows(
         &mut self,
         worker: WorkerId,

@@ -92,6 +92,7 @@ impl Link {
         });
         self.running = Some(given.collect());
         self.signals.begin(order.seq);
+        self.tickets.begin(order.seq);
         if let Some(orders) = &self.orders {
             // A thread that has just ended says so in a message that is already on its way.
             let _ = orders.send(order);

@@ -184,3 +184,41 @@ fn peers_of_unlike_dtype() {
         assert_eq!(error.to_string(), "KV peer: dtype: here F32, there BF16");
     });
 }
+
+/// A row that ends by its text while its next step is in the device's queue: that step is dropped, and
+/// its companions go on as if nothing had been.
+#[test]
+fn a_step_ahead_of_an_end_is_dropped() {
+    let test = Emulated::new(test_name!()).set("MEMORY_MB", 256);
+    test.run(|| {
+        let model = model();
+        let requests: Vec<Submission> = (0..3).map(|i| submission(ids(60 + i, 15), 30)).collect();
+        let whole = served(&model, config("1M", DeviceChoice::Cuda(0)), named("fcfs"), &requests).0;
+        // Where a request says something that can be waited for, in the middle of its text.
+        let says = |i: usize, at: usize| {
+            let text = model.tokenizer().decode(&whole[i][at..=at]);
+            (!text.is_empty() && text.is_ascii()).then_some((i, at, text))
+        };
+        let stops: Vec<(usize, usize, String)> =
+            (0..3).flat_map(|i| [4, 9, 13, 17].map(|at| (i, at))).filter_map(|(i, at)| says(i, at)).collect();
+        assert!(stops.len() >= 3, "{stops:?}");
+        for topology in ["1M", "1P1D"] {
+            let engine = config(topology, DeviceChoice::Cuda(0));
+            let engine = Engine::new(model.clone(), engine, named("disaggregated")).unwrap();
+            for (ends, at, text) in &stops {
+                let mut all = requests.clone();
+                all[*ends].stop = vec![text.clone()];
+                let handles: Vec<Handle> = all.into_iter().map(|one| engine.submit(one).unwrap()).collect();
+                for (i, (handle, whole)) in handles.iter().zip(&whole).enumerate() {
+                    let tokens = answer(handle).0;
+                    if i == *ends {
+                        assert!(tokens.len() <= at + 1 && whole.starts_with(&tokens), "{tokens:?}");
+                    } else {
+                        assert_eq!(tokens, *whole);
+                    }
+                }
+            }
+            engine.check_idle().unwrap();
+        }
+    });
+}

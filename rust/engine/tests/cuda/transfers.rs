@@ -5,10 +5,12 @@ use std::sync::Arc;
 use kvrelay_core::event::Action;
 use kvrelay_core::policy::built_in;
 use kvrelay_core::record::Status;
+use kvrelay_core::request::{Arrival, Scheduled};
+use kvrelay_core::watch::Unwatched;
 use kvrelay_emulator::{Emulated, test_name};
 use kvrelay_engine::backend::cuda::{CudaDevice, geometry};
 use kvrelay_engine::backend::{KvPool, Location, copy_blocks};
-use kvrelay_engine::{DeviceChoice, Engine, EngineConfig, Entry, Handle, Recording, replay};
+use kvrelay_engine::{DeviceChoice, Engine, EngineConfig, Entry, Handle, Recording, RunOptions, replay};
 use kvrelay_model::{DType, Model};
 
 use crate::common::{BLOCK, answer, config, device, ids, next_token, submission, tiny};
@@ -118,6 +120,32 @@ fn transfers_follow_the_last_chunk() {
             assert!(early.iter().filter(|&&early| early).count() >= 3, "{early:?}");
             replay(&recordings[0], named()).unwrap();
         }
+    });
+}
+
+/// Names of runs begin anew with every session: what is served after a measured run is relayed as what
+/// was served before it.
+#[test]
+fn sessions_follow_each_other() {
+    let test = Emulated::new(test_name!()).set("MEMORY_MB", 256).set("JITTER_US", 500);
+    test.run(|| {
+        let config = EngineConfig { prefix_caching: false, ..config("1P1D", DeviceChoice::Cuda(0)) };
+        let engine = Engine::new(model(), config, named()).unwrap();
+        let served = || {
+            let requests = (0..4).map(|i| engine.submit(submission(ids(i, 40), 6)).unwrap());
+            let handles: Vec<Handle> = requests.collect();
+            handles.iter().map(|handle| answer(handle).0).collect::<Vec<_>>()
+        };
+        let before = served();
+        for _ in 0..2 {
+            let arrival =
+                Arrival { prompt_tokens: 30, output_tokens: 4, max_tokens: 4, ..Arrival::default() };
+            let source = Box::new(Scheduled::new(vec![arrival; 3]));
+            let run = engine.run(source, None, RunOptions::default(), &mut Unwatched).unwrap();
+            assert!(run.log.requests.iter().all(|record| record.status == Status::Finished));
+            assert_eq!(served(), before);
+        }
+        engine.check_idle().unwrap();
     });
 }
 

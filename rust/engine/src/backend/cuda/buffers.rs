@@ -3,7 +3,7 @@
 use std::mem::size_of;
 use std::sync::Arc;
 
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaStream, result};
 use half::bf16;
 use kvrelay_kernels::launch::{DecodePlan, Split};
 use kvrelay_model::{LlamaConfig, rope};
@@ -176,7 +176,7 @@ impl Buffers {
         }
         let Sizes { tokens, wanted, hidden, ffn, .. } = *sizes;
         let rotations = make(device, stream, sizes.rotations)?;
-        write_rotations(device, &rotations, config)?;
+        write_rotations(device, stream, &rotations, config)?;
         Ok(Self {
             input: make(device, stream, sizes.input)?,
             ids: make(device, stream, tokens)?,
@@ -201,6 +201,7 @@ impl Buffers {
 /// The table of cosines and sines, as the host reckons it for every scaling.
 fn write_rotations(
     device: &Arc<CudaDevice>,
+    stream: &CudaStream,
     table: &DeviceVec<f32>,
     config: &LlamaConfig,
 ) -> Result<(), BackendError> {
@@ -208,7 +209,7 @@ fn write_rotations(
     for (position, out) in numbers.chunks_exact_mut(config.head_dim).enumerate() {
         rope::rotation(&config.rope_frequencies, position, out);
     }
-    // SAFETY: the table is as long.
-    let copied = unsafe { cudarc::driver::result::memcpy_htod_sync(table.pointer(), &numbers) };
-    device.told("copying the rotary table", copied)
+    // SAFETY: the table is as long, and the numbers stay until the copy is over.
+    let copied = unsafe { result::memcpy_htod_async(table.pointer(), &numbers, stream.cu_stream()) };
+    device.told("copying the rotary table", copied.and(stream.synchronize()))
 }

@@ -78,6 +78,15 @@ impl CudaDevice {
         self.told("making a stream", self.context().new_stream())
     }
 
+    /// A stream whose kernels go before those of all streams that are not `urgent`, or behind them.
+    pub(super) fn stream_of_priority(&self, urgent: bool) -> Result<Arc<CudaStream>, BackendError> {
+        self.told("binding its context", self.context().bind_to_thread())?;
+        let range = self.told("asking for its priorities", result::stream::get_priority_range())?;
+        let (least, greatest) = range;
+        let priority = if urgent { greatest } else { least };
+        self.told("making a stream", self.context().new_stream_with_priority(priority))
+    }
+
     /// An event whose time can be read, and that a waiting thread sleeps on.
     pub(super) fn event(&self) -> Result<CudaEvent, BackendError> {
         let flags = Some(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC);
@@ -127,9 +136,10 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Allocates device memory, zeroed; a lack of it is told with both numbers.
+    /// Allocates device memory, zeroed when this returns; a lack of it is told with both numbers.
     pub(super) fn allocate(
         &self,
+        stream: &CudaStream,
         what: &'static str,
         bytes: usize,
     ) -> Result<sys::CUdeviceptr, BackendError> {
@@ -137,9 +147,15 @@ impl CudaDevice {
         // SAFETY: the context is bound; the memory is written right below.
         match unsafe { result::malloc_sync(bytes) } {
             Ok(pointer) => {
+                // Streams here wait for no default stream, so the call that has none would not do.
                 // SAFETY: the allocation is as long.
-                let zeroed = unsafe { result::memset_d8_sync(pointer, 0, bytes) };
-                self.told("clearing memory", zeroed)?;
+                let zeroed = unsafe { result::memset_d8_async(pointer, 0, bytes, stream.cu_stream()) };
+                let zeroed = zeroed.and_then(|()| stream.synchronize());
+                if let Err(error) = zeroed {
+                    // SAFETY: nothing uses the allocation.
+                    let _ = unsafe { result::free_sync(pointer) };
+                    return self.told("clearing memory", Err(error));
+                }
                 Ok(pointer)
             }
             Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(BackendError::DeviceMemory {

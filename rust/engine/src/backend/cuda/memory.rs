@@ -29,7 +29,7 @@ impl<T: DeviceRepr> DeviceVec<T> {
     ) -> Result<Self, BackendError> {
         // CUDA has no empty allocations.
         let bytes = len.max(1).saturating_mul(size_of::<T>());
-        let pointer = device.allocate(what, bytes)?;
+        let pointer = device.allocate(stream, what, bytes)?;
         // SAFETY: the allocation is as long and zeroed, which every `DeviceRepr` here can be; events
         // are not tracked, so that nothing is made that could fail.
         let slice = unsafe { stream.upgrade_device_ptr(pointer, len) };

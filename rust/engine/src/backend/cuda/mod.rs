@@ -47,6 +47,8 @@ pub struct CudaConfig {
     pub graphs: bool,
     /// Multiply by cuBLAS where it is found; never in the invariant tier.
     pub cublas: bool,
+    /// Its kernels go before those of the device's other workers that are not urgent.
+    pub urgent: bool,
     /// Steps that may be enqueued and not yet waited for, at least 1.
     pub queue_depth: usize,
     /// Tokens in a KV block.
@@ -57,7 +59,15 @@ pub struct CudaConfig {
 
 impl Default for CudaConfig {
     fn default() -> Self {
-        Self { invariant: false, graphs: true, cublas: true, queue_depth: 2, block_size: 16, num_blocks: 256 }
+        Self {
+            invariant: false,
+            graphs: true,
+            cublas: true,
+            urgent: false,
+            queue_depth: 2,
+            block_size: 16,
+            num_blocks: 256,
+        }
     }
 }
 
@@ -141,7 +151,7 @@ impl CudaBackend {
         let pool = Arc::new(KvPool::on_device(geometry, config.num_blocks, &device)?);
         let buckets = Buckets::new(&limits, pool.geometry());
         let sizes = sizes(&device, weights.config(), config, &limits, pool.geometry());
-        let stream = device.stream()?;
+        let stream = device.stream_of_priority(config.urgent)?;
         let buffers = Buffers::new(&device, &stream, &sizes, weights.config())?;
         let product = product(&device, &stream, config)?;
         let num_groups = pool.geometry().num_layer_groups;

@@ -78,9 +78,9 @@ impl DeviceMemory {
         let mut elements = vec![bf16::ZERO; range.len()];
         self.device.told("binding its context", self.device.context().bind_to_thread())?;
         let from = self.elements.pointer() + (range.start * size_of::<bf16>()) as u64;
-        // SAFETY: the caller's contract.
-        let copied = unsafe { result::memcpy_dtoh_sync(&mut elements, from) };
-        self.device.told("copying KV out", copied)?;
+        // SAFETY: the caller's contract; the copy is waited for.
+        let copied = unsafe { result::memcpy_dtoh_async(&mut elements, from, self.copies.cu_stream()) };
+        self.device.told("copying KV out", copied.and(self.copies.synchronize()))?;
         for (out, element) in out.iter_mut().zip(elements) {
             *out = element.to_f32();
         }
@@ -95,9 +95,9 @@ impl DeviceMemory {
         let elements: Vec<bf16> = from.iter().map(|&number| bf16::from_f32(number)).collect();
         self.device.told("binding its context", self.device.context().bind_to_thread())?;
         let to = self.elements.pointer() + (start * size_of::<bf16>()) as u64;
-        // SAFETY: the caller's contract.
-        let copied = unsafe { result::memcpy_htod_sync(to, &elements) };
-        self.device.told("copying KV in", copied)
+        // SAFETY: the caller's contract; the copy is waited for.
+        let copied = unsafe { result::memcpy_htod_async(to, &elements, self.copies.cu_stream()) };
+        self.device.told("copying KV in", copied.and(self.copies.synchronize()))
     }
 }
 
