@@ -5,14 +5,16 @@
 // Which tokens belong to a split, and in which order they are added, depends on `split_tokens` and the row's own length
 // alone: with a fixed split a row's result is the same, bit for bit, in any batch. So it is with several rows of one
 // sequence, which `sequences` allows for: a prompt's rows and decoded ones give the same numbers.
+#include <cfloat>
+
 #include "paged.cuh"
 
 namespace decode {
 
 constexpr int WARPS = 4;
 constexpr int THREADS = 32 * WARPS;
-// Stands for minus infinity where the difference of two must be a number.
-constexpr float LOWEST = -1e30f;
+// Stands for minus infinity where the difference of two must be a number; no finite score is below it.
+constexpr float LOWEST = -FLT_MAX;
 
 template <int HEAD>
 struct Shape {
@@ -152,9 +154,11 @@ __device__ __forceinline__ void attend(float* outputs, float* sums, Meeting<HEAD
             mine.out[g][i] = 0.0f;
         }
     }
-    // The next token is read before this one is worked on.
-    uint4 next_key = make_uint4(0, 0, 0, 0), next_value = next_key;
+    // The next token is read before this one is worked on. Beyond the end it is zeros: a token that was read before has
+    // weight 0 there, and if it were infinite, that would be no number.
+    uint4 next_key, next_value;
     const auto read = [&](int token) {
+        next_key = next_value = make_uint4(0, 0, 0, 0);
         if (token < task.end && active) {
             const T* key = kv.key(task.table[token / kv.block_size], token % kv.block_size, task.kv_head) + word * 8;
             next_key = *reinterpret_cast<const uint4*>(key);

@@ -2,8 +2,11 @@
 // prefix, earlier chunks) and the new tokens themselves: FlashAttention-2 (Dao, 2023) on tensor cores.
 //
 // A block takes 64 queries of one head of one sequence, 16 a warp, and walks the keys from position 0 in tiles, of
-// which the next is always on its way. A tile that lies wholly behind a row's position changes nothing of the row, not
-// even a bit, so a row's result depends on its own query and position alone: not on chunks, nor on its neighbours.
+// which the next is always on its way. What lies behind a row's position changes nothing of the row, not even a bit
+// and not even where it is no number, so a row's result depends on its own query and position alone: not on chunks, nor
+// on its neighbours.
+#include <cfloat>
+
 #include "paged.cuh"
 
 namespace prefill {
@@ -26,6 +29,8 @@ struct Shape {
     static_assert(HEAD / 8 % COPIERS == 0, "the threads of a row share it evenly");
     // Keys and values, twice, and the queries where they stay here.
     static constexpr int SHARED_BYTES = (4 * TILE + (WIDE ? QUERIES * STRIDE : 0)) * 2;
+    // How many blocks' registers a multiprocessor must have room for. Left to choose, the compiler spills.
+    static constexpr int BLOCKS = HEAD <= 96 ? 3 : 2;
     // What a block may have on every device from compute capability 8.0 on (8.6, 8.9, 12.0: 99 KiB).
     static_assert(SHARED_BYTES <= 99 * 1024, "tiles beyond the shared memory of small devices");
 };
@@ -121,7 +126,8 @@ struct Rows {
                 out[i][e] = 0.0f;
             }
         }
-        largest[0] = largest[1] = -INFINITY;
+        // Not infinite, so that the difference of two is a number; no finite score is below it.
+        largest[0] = largest[1] = -FLT_MAX;
         sum[0] = sum[1] = 0.0f;
     }
 };
@@ -156,8 +162,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Shape<HEAD>::KEYS 
 }
 
 // Turns the scores of the keys from `first` on into weights, 2^(scale * score - largest so far), and makes what was
-// summed before smaller to match. `position` is that of the lane's first row. Every row sees key 0 in its first tile,
-// so `largest` is finite from then on.
+// summed before smaller to match. `position` is that of the lane's first row.
 template <int KEYS, int HEAD>
 __device__ __forceinline__ void soften(float (&scores)[KEYS / 8][4], Rows<HEAD>& rows, int first, int position,
                                        float scale) {
@@ -199,26 +204,82 @@ __device__ __forceinline__ void soften(float (&scores)[KEYS / 8][4], Rows<HEAD>&
     }
 }
 
-// out += weights * values. The D fragments of the scores are the A fragments of this product.
+// out += weights * values for the 16 keys at `values`. If not ALL_FINITE, values that are not finite count as 0; true
+// if this lane met one.
+template <class T, int HEAD, bool ALL_FINITE>
+__device__ __forceinline__ bool multiply_step(Rows<HEAD>& rows, const unsigned (&a)[4], const T* values) {
+    const int lane = threadIdx.x % 32;
+    const T* named = values + (lane % 16) * Shape<HEAD>::STRIDE + lane / 16 * 8;
+    bool met = false;
+#pragma unroll
+    for (int pair = 0; pair < HEAD / 16; ++pair) {
+        unsigned b[4];
+        load_matrices<true>(b, named + pair * 16);
+        if constexpr (!ALL_FINITE) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const unsigned mask = finite_mask<T>(b[i]);
+                met = met || mask != 0xffffffffu;
+                b[i] &= mask;
+            }
+        }
+        const unsigned even[2] = {b[0], b[1]}, odd[2] = {b[2], b[3]};
+        mma_16x8x16<T>(rows.out[2 * pair], a, even);
+        mma_16x8x16<T>(rows.out[2 * pair + 1], a, odd);
+    }
+    return met;
+}
+
+// Adds the products that multiply_step left out to those rows that see their keys: the lane's first row sees the first
+// `seen` of the 16, its second eight more. They are infinite or no numbers, so their order changes no bit.
+template <class T, int HEAD>
+__device__ __forceinline__ void add_not_finite(Rows<HEAD>& rows, const unsigned (&a)[4], const T* values, int seen) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int key = 0; key < 16; ++key) {
+        // Two neighbouring keys' weights of a row lie in one register of one of the four lanes that share the row.
+        const int holder = lane / 4 * 4 + key % 8 / 2;
+        const float2 upper = unpack<T>(__shfl_sync(FULL_WARP, key < 8 ? a[0] : a[2], holder));
+        const float2 lower = unpack<T>(__shfl_sync(FULL_WARP, key < 8 ? a[1] : a[3], holder));
+        const float weights[2] = {key % 2 == 0 ? upper.x : upper.y, key % 2 == 0 ? lower.x : lower.y};
+        const T* from = values + key * Shape<HEAD>::STRIDE + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < HEAD / 8; ++i) {
+            const unsigned word = *reinterpret_cast<const unsigned*>(from + i * 8);
+            const float2 value = unpack<T>(word & ~finite_mask<T>(word));
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                // A zero stands for a finite value, which the product has already.
+                if (key < seen + 8 * h) {
+                    rows.out[i][2 * h] += value.x != 0.0f ? weights[h] * value.x : 0.0f;
+                    rows.out[i][2 * h + 1] += value.y != 0.0f ? weights[h] * value.y : 0.0f;
+                }
+            }
+        }
+    }
+}
+
+// out += weights * values. The D fragments of the scores are the A fragments of this product. The warp's first row sees
+// the first `seen` keys of the tile, each row below it one more. 16 keys that some rows see and others do not are
+// looked at more closely: a weight of 0 hides only what is finite.
 template <class T, int HEAD>
 __device__ __forceinline__ void multiply_values(Rows<HEAD>& rows, const float (&weights)[Shape<HEAD>::KEYS / 8][4],
-                                                const T* values) {
+                                                const T* values, int seen) {
     using S = Shape<HEAD>;
-    const int lane = threadIdx.x % 32;
-    const T* named = values + (lane % 16) * S::STRIDE + lane / 16 * 8;
 #pragma unroll
     for (int step = 0; step < S::KEYS / 16; ++step) {
         const float(&left)[4] = weights[2 * step];
         const float(&right)[4] = weights[2 * step + 1];
         const unsigned a[4] = {pack<T>(left[0], left[1]), pack<T>(left[2], left[3]), pack<T>(right[0], right[1]),
                                pack<T>(right[2], right[3])};
-#pragma unroll
-        for (int pair = 0; pair < HEAD / 16; ++pair) {
-            unsigned b[4];
-            load_matrices<true>(b, named + step * 16 * S::STRIDE + pair * 16);
-            const unsigned even[2] = {b[0], b[1]}, odd[2] = {b[2], b[3]};
-            mma_16x8x16<T>(rows.out[2 * pair], a, even);
-            mma_16x8x16<T>(rows.out[2 * pair + 1], a, odd);
+        const T* at = values + step * 16 * S::STRIDE;
+        const int seen_here = seen - step * 16;
+        if (seen_here >= 16) {
+            multiply_step<T, HEAD, true>(rows, a, at);
+        } else if (seen_here + 15 > 0) {
+            if (__any_sync(FULL_WARP, multiply_step<T, HEAD, false>(rows, a, at))) {
+                add_not_finite<T, HEAD>(rows, a, at, seen_here + static_cast<int>(threadIdx.x) % 32 / 4);
+            }
         }
     }
 }
@@ -274,10 +335,14 @@ __device__ __forceinline__ void attend(T* out, const T* q, const PagedKv<const T
         copy_commit();
         copy_wait<1>();
         __syncthreads();
-        float scores[S::KEYS / 8][4];
-        multiply_keys(scores, queries, keys);
-        soften<S::KEYS>(scores, rows, tile * S::KEYS, sequence.prefix + first + lane / 4, scale);
-        multiply_values(rows, scores, keys + S::TILE);
+        // How many keys of the tile the warp's first row sees.
+        const int seen = sequence.prefix + first + 1 - tile * S::KEYS;
+        if (seen + 15 > 0) {
+            float scores[S::KEYS / 8][4];
+            multiply_keys(scores, queries, keys);
+            soften<S::KEYS>(scores, rows, tile * S::KEYS, sequence.prefix + first + lane / 4, scale);
+            multiply_values(rows, scores, keys + S::TILE, seen);
+        }
         // Nobody may overwrite this tile before all have read it.
         __syncthreads();
     }
@@ -291,7 +356,8 @@ __device__ __forceinline__ void attend(T* out, const T* q, const PagedKv<const T
 // sequence and one more: where its queries begin in `q` and `out`. `contexts` counts a sequence's tokens, the new ones
 // included. `scale` is the softmax's, times log2(e).
 #define ATTENTION_PREFILL(T, HEAD)                                                                                \
-    extern "C" __global__ void __launch_bounds__(prefill::THREADS) attention_prefill_##T##_hd##HEAD(              \
+    extern "C" __global__ void __launch_bounds__(prefill::THREADS, prefill::Shape<HEAD>::BLOCKS)                  \
+        attention_prefill_##T##_hd##HEAD(                                                                         \
         T* out, const T* q, const T* layer, const int* first_rows, const int* contexts, const int* tables,        \
         long long block_stride, long long q_stride, int block_size, int max_blocks, int q_heads, int kv_heads,    \
         float scale) {                                                                                            \

@@ -26,6 +26,20 @@ __device__ __forceinline__ float rounded(float x) {
     return to_float(from_float<T>(x));
 }
 
+// All bits of an element's exponent.
+template <class T>
+struct Exponent;
+
+template <>
+struct Exponent<bf16> {
+    static constexpr unsigned BITS = 0x7f80;
+};
+
+template <>
+struct Exponent<f16> {
+    static constexpr unsigned BITS = 0x7c00;
+};
+
 // Two neighbours in one register, the first in the low half.
 template <class T>
 __device__ __forceinline__ unsigned pack(float low, float high);
@@ -53,6 +67,14 @@ __device__ __forceinline__ float2 unpack<bf16>(unsigned pair) {
 template <>
 __device__ __forceinline__ float2 unpack<f16>(unsigned pair) {
     return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+
+// Ones where a register of two neighbours holds a finite one, zeros where it is infinite or no number.
+template <class T>
+__device__ __forceinline__ unsigned finite_mask(unsigned pair) {
+    constexpr unsigned EXPONENT = Exponent<T>::BITS;
+    return ((pair & EXPONENT) != EXPONENT ? 0x0000ffffu : 0) |
+           ((pair >> 16 & EXPONENT) != EXPONENT ? 0xffff0000u : 0);
 }
 
 // Eight neighbours, as 16 aligned bytes hold them.

@@ -1,6 +1,6 @@
 // SwiGLU and GeGLU (Shazeer, "GLU Variants Improve Transformer", 2020): out = round(round(act(gate)) * up), where a
 // row of `gate_up` is the gate's `width` elements, then the up projection's. The activation is rounded before the
-// product, as Llama and Gemma do.
+// product, as Llama and Gemma do. Grid: x rows, of which there may be more than y takes; y shares of a row.
 #include "element.cuh"
 
 struct Silu {
@@ -18,10 +18,10 @@ struct GeluTanh {
 
 template <class T, class Activation>
 __device__ __forceinline__ void gated(T* out, const T* gate_up, int width) {
-    const T* gate = gate_up + static_cast<size_t>(blockIdx.y) * 2 * width;
+    const T* gate = gate_up + static_cast<size_t>(blockIdx.x) * 2 * width;
     const T* up = gate + width;
-    T* to = out + static_cast<size_t>(blockIdx.y) * width;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < width; i += gridDim.x * blockDim.x) {
+    T* to = out + static_cast<size_t>(blockIdx.x) * width;
+    for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < width; i += gridDim.y * blockDim.x) {
         to[i] = from_float<T>(rounded<T>(Activation::of(to_float(gate[i]))) * to_float(up[i]));
     }
 }

@@ -1,12 +1,15 @@
 // From logits to tokens, one block a row, by the rules of the CPU's sampler: temperature 0 takes the largest logit,
 // ties to the lowest id; else weights are exp((logit - largest) / temperature); top_k keeps that many of the largest
 // logits (all, if it is not between 1 and the vocabulary); top_p keeps the shortest run of those, largest first, that
-// reaches that share of their weight; one Philox draw walks what is left, largest first, or by id where nothing was
-// cut. A logit that is not finite is told by its token: -1 - id of the first such.
+// reaches that share of their weight, and one at least (all, if top_p is not below 1); one Philox draw walks what is
+// left, largest first, or by id where nothing was cut. A logit that is not finite is told by its token: -1 - id of the
+// first such.
 //
 // Weights are whole numbers here, in units of 2^-44 of the largest, so that they add up to the same in any order and
 // threads can share the work as they like. The CPU adds doubles in a fixed order: the two differ only where a draw
 // comes within some 1e-11 of the border between two tokens.
+#include <cfloat>
+
 #include "philox.cuh"
 
 namespace sampling {
@@ -207,8 +210,9 @@ __device__ __forceinline__ int walk_ranks(const Row& row, int top_k, float top_p
     }
     if (top_p < 1.0f) {
         // The run ends where the sum reaches the bound, which is where it exceeds the bound less one.
-        const double bound = ceil(static_cast<double>(top_p) * static_cast<double>(weight_above(row, lowest)));
-        lowest = find_rank<Measure::WEIGHT>(row, lowest, static_cast<u64>(bound) - 1);
+        const double share = static_cast<double>(fmaxf(top_p, 0.0f));
+        const u64 bound = static_cast<u64>(ceil(share * static_cast<double>(weight_above(row, lowest))));
+        lowest = find_rank<Measure::WEIGHT>(row, lowest, bound - (bound > 0 ? 1 : 0));
     }
     return id_of(find_rank<Measure::WEIGHT>(row, lowest, share_of(weight_above(row, lowest), draw)));
 }
@@ -271,7 +275,7 @@ __device__ __forceinline__ int walk_ids(const Row& row, u64 draw) {
 }  // namespace sampling
 
 // Rows of `logits` are `stride` apart. `top_k` and the like have one number a row; `positions` counts the tokens before
-// the one to be sampled. Temperatures are finite and not negative, top_p above 0.
+// the one to be sampled. A temperature that is not above 0 is 0; an infinite one is the largest that is finite.
 //
 // Four blocks a multiprocessor are enough: for more the compiler would spill.
 extern "C" __global__ void __launch_bounds__(sampling::THREADS, 4)
@@ -282,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(sampling::THREADS, 4)
     int token = sampling::largest_or_wrong(row_logits, vocab);
     if (token >= 0 && temperatures[r] > 0.0f) {
         const sampling::Row row = {row_logits, vocab, row_logits[token],
-                                   reciprocal(static_cast<double>(temperatures[r]))};
+                                   reciprocal(static_cast<double>(fminf(temperatures[r], FLT_MAX)))};
         const unsigned long long draw = philox_draw(seeds[r], positions[r]);
         const bool cut = (top_ks[r] > 0 && top_ks[r] < vocab) || top_ps[r] < 1.0f;
         token = cut ? sampling::walk_ranks(row, top_ks[r], top_ps[r], draw) : sampling::walk_ids(row, draw);

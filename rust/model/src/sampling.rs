@@ -66,7 +66,11 @@ impl Sampler {
     }
 
     /// The token at `position` (counted from the start of its sequence, so the length of what
-    /// precedes it) under `params`, which must be valid. A NaN or infinite logit is an error.
+    /// precedes it) under `params`. A NaN or infinite logit is an error.
+    ///
+    /// [`SamplingParams::validate`] refuses other values; here they mean what is nearest, as in the
+    /// kernel: a temperature that is not above 0 is 0, an infinite one the largest that is finite; a
+    /// `top_p` that is not below 1 is 1, one that is not above 0 keeps the largest logit alone.
     ///
     /// # Panics
     /// If `logits` is not as long as the vocabulary.
@@ -78,21 +82,22 @@ impl Sampler {
     ) -> Result<u32, ModelError> {
         assert_eq!(logits.len(), self.weights.len(), "logits against the vocabulary");
         let best = argmax(logits)?;
-        if params.temperature == 0.0 {
+        if params.temperature.is_nan() || params.temperature <= 0.0 {
             return Ok(best);
         }
+        let top_p = if params.top_p < 1.0 { params.top_p.max(0.0) } else { 1.0 };
         let max = f64::from(logits[best as usize]);
-        let temperature = f64::from(params.temperature);
+        let temperature = f64::from(params.temperature.min(f32::MAX));
         for (weight, &logit) in self.weights.iter_mut().zip(logits) {
             *weight = libm::exp((f64::from(logit) - max) / temperature);
         }
         let draw = uniform(params.seed, position);
         let vocab = logits.len();
         let k = usize::try_from(params.top_k).ok().filter(|&k| k > 0 && k < vocab).unwrap_or(vocab);
-        if k == vocab && params.top_p == 1.0 {
+        if k == vocab && top_p == 1.0 {
             return Ok(walk(&self.weights, 0..vocab as u32, draw).unwrap_or(best));
         }
-        self.rank(logits, k, f64::from(params.top_p));
+        self.rank(logits, k, f64::from(top_p));
         Ok(walk(&self.weights, self.candidates.iter().copied(), draw).unwrap_or(best))
     }
 
@@ -244,6 +249,30 @@ mod tests {
         let total: f64 = weights.iter().sum();
         for (count, weight) in counts.iter().zip(weights) {
             assert!((count / n as f64 - weight / total).abs() < 0.015);
+        }
+    }
+
+    #[test]
+    fn what_is_out_of_range_means_what_is_nearest() {
+        let mut sampler = Sampler::new(4);
+        let mut same = |found, nearest| {
+            for position in 0..200 {
+                let [found, nearest] =
+                    [found, nearest].map(|p| sampler.sample(&[0.3, 1.0, 0.9, -1.0], &p, position).unwrap());
+                assert_eq!(found, nearest, "position {position}");
+            }
+        };
+        for top_k in [0, 3] {
+            for top_p in [0.0, -0.0, -1.0, f32::NEG_INFINITY] {
+                same(params(1.0, top_k, top_p, 5), params(0.0, 0, 1.0, 5));
+            }
+            for top_p in [1.5, f32::INFINITY, f32::NAN] {
+                same(params(1.0, top_k, top_p, 5), params(1.0, top_k, 1.0, 5));
+            }
+            for temperature in [-1.0, -0.0, f32::NEG_INFINITY, f32::NAN] {
+                same(params(temperature, top_k, 0.9, 5), params(0.0, 0, 1.0, 5));
+            }
+            same(params(f32::INFINITY, top_k, 0.9, 5), params(f32::MAX, top_k, 0.9, 5));
         }
     }
 

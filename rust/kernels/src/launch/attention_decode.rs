@@ -51,7 +51,8 @@ impl DecodePlan {
                 let blocks = elements([rows, kv_heads, group.div_ceil(GROUP)]).max(1);
                 let splits = multiprocessors.saturating_mul(4).div_ceil(blocks).max(1);
                 let tokens = max_length.div_ceil(splits).max(1);
-                tokens.next_multiple_of(LEAST_SPLIT_TOKENS)
+                // Beyond what kernels count in, so a launch refuses it.
+                tokens.checked_next_multiple_of(LEAST_SPLIT_TOKENS).unwrap_or(usize::MAX)
             }
         };
         Self { split_tokens, max_splits: max_length.div_ceil(split_tokens).max(1), max_length }
@@ -116,7 +117,8 @@ impl<T: Element> AttentionDecode<'_, T> {
         if rows == 0 {
             return Ok(());
         }
-        let layer = self.kv.keys(&check)?;
+        check.begins_at("bytes of q beyond a 16-byte border", 16, &self.q, stream)?;
+        let layer = self.kv.keys(&check, stream)?;
         let [block_stride, q_stride] = [layout.block_len() as i64, self.q_stride as i64];
         let block_size = check.int("block_size", layout.block_size)?;
         let max_blocks = check.int("max_blocks", self.rows.max_blocks)?;
@@ -150,11 +152,14 @@ impl<T: Element> AttentionDecode<'_, T> {
         let tables = match &self.rows.sequences {
             Some(sequences) => {
                 check.equal("sequences", rows, sequences.len())?;
-                check.multiple(
-                    "block numbers of tables",
-                    self.rows.max_blocks.max(1),
-                    self.rows.tables.len(),
-                )?;
+                // Without rows there need be no table.
+                if rows > 0 {
+                    check.multiple(
+                        "block numbers of tables",
+                        self.rows.max_blocks.max(1),
+                        self.rows.tables.len(),
+                    )?;
+                }
                 self.rows.tables.len() / self.rows.max_blocks.max(1)
             }
             None => rows,
@@ -169,6 +174,7 @@ impl<T: Element> AttentionDecode<'_, T> {
         check.at_least("elements of outputs", outputs, self.outputs.len())?;
         check.at_least("elements of sums", sums, self.sums.len())?;
         let row = elements([self.q_heads, layout.head_dim]);
+        check.int("elements of a row of q", row)?;
         check.multiple("q_stride", 8, self.q_stride)?;
         check.at_least("q_stride", row, self.q_stride)?;
         let reached = elements([rows.saturating_sub(1), self.q_stride]).saturating_add(row);
@@ -262,6 +268,18 @@ mod tests {
         assert_eq!(fast(50, 64_000).max_splits, 1);
         assert_eq!(fast(1, 100).max_splits, 2);
         assert_eq!(fast(0, 0).max_splits, 1);
+    }
+
+    #[test]
+    fn no_length_is_too_long_to_plan() {
+        for length in [usize::MAX, usize::MAX - 62, usize::MAX - 63] {
+            for multiprocessors in [0, 1, usize::MAX] {
+                let plan = DecodePlan::new(Split::Fast { multiprocessors }, 1, 8, 4, length);
+                assert!(plan.max_splits.saturating_mul(plan.split_tokens) >= length, "{plan:?}");
+            }
+        }
+        let plan = DecodePlan::new(Split::Invariant, usize::MAX, usize::MAX, usize::MAX, usize::MAX);
+        assert_eq!(plan.max_splits, usize::MAX.div_ceil(INVARIANT_SPLIT_TOKENS));
     }
 
     #[test]

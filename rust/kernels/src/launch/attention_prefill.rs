@@ -58,7 +58,9 @@ impl<T: Element> AttentionPrefill<'_, T> {
             return Ok(());
         }
         let (layout, sequences) = (self.kv.layout, self.contexts.len());
-        let layer = self.kv.keys(&check)?;
+        check.begins_at("bytes of out beyond a 16-byte border", 16, &self.out, stream)?;
+        check.begins_at("bytes of q beyond a 16-byte border", 16, &self.q, stream)?;
+        let layer = self.kv.keys(&check, stream)?;
         let [block_stride, q_stride] = [layout.block_len() as i64, self.q_stride as i64];
         let block_size = check.int("block_size", layout.block_size)?;
         let max_blocks = check.int("blocks of a sequence", max_blocks)?;
@@ -83,17 +85,21 @@ impl<T: Element> AttentionPrefill<'_, T> {
         check.one_of("head_dim", &HEAD_DIMS, layout.head_dim)?;
         check.at_least("kv_heads", 1, layout.kv_heads)?;
         check.multiple("q_heads", layout.kv_heads, self.q_heads)?;
-        check.at_least("sequences", 1, sequences)?;
+        check.at_least("sequences", usize::from(self.rows > 0), sequences)?;
         check.equal("first_rows", sequences + 1, self.first_rows.len())?;
-        check.multiple("block numbers of tables", sequences, self.tables.len())?;
+        // Without rows there need be no table.
+        if self.rows > 0 {
+            check.multiple("block numbers of tables", sequences, self.tables.len())?;
+        }
         check.at_most("max_rows", self.rows, self.max_rows)?;
         check.at_least("sequences times max_rows", self.rows, elements([sequences, self.max_rows]))?;
         let row = elements([self.q_heads, layout.head_dim]);
+        check.int("elements of a row of q", row)?;
         check.equal("elements of out", elements([self.rows, row]), self.out.len())?;
         check.multiple("q_stride", 8, self.q_stride)?;
         check.at_least("q_stride", row, self.q_stride)?;
         let reached = elements([self.rows.saturating_sub(1), self.q_stride]).saturating_add(row);
         check.at_least("elements of q", if self.rows == 0 { 0 } else { reached }, self.q.len())?;
-        Ok(self.tables.len() / sequences)
+        Ok(self.tables.len() / sequences.max(1))
     }
 }

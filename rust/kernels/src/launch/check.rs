@@ -1,5 +1,7 @@
 //! Comparisons of shapes, which name the kernel, the parameter and both numbers.
 
+use cudarc::driver::{CudaStream, DevicePtr};
+
 use super::LaunchError;
 
 /// The shapes of one kernel's launch.
@@ -33,6 +35,15 @@ impl Check<'_> {
         }
     }
 
+    /// A multiple, 0 included.
+    pub(super) fn aligned(&self, what: &'static str, to: usize, found: usize) -> Result<(), LaunchError> {
+        if found.is_multiple_of(to) {
+            Ok(())
+        } else {
+            self.refuse(what, format!("a multiple of {to}"), found)
+        }
+    }
+
     pub(super) fn one_of(
         &self,
         what: &'static str,
@@ -44,6 +55,18 @@ impl Check<'_> {
         } else {
             self.refuse(what, format!("one of {allowed:?}"), found)
         }
+    }
+
+    /// A view's first byte, at a multiple of `border` bytes: kernels read and write so many at a time.
+    pub(super) fn begins_at<T>(
+        &self,
+        what: &'static str,
+        border: u64,
+        view: &impl DevicePtr<T>,
+        stream: &CudaStream,
+    ) -> Result<(), LaunchError> {
+        let (address, _in_use) = view.device_ptr(stream);
+        self.equal(what, 0, (address % border) as usize)
     }
 
     /// As kernels count: in 32 bits.

@@ -34,6 +34,8 @@ impl<T: Element> Embedding<'_, T> {
         if rows == 0 {
             return Ok(());
         }
+        check.begins_at("bytes of out beyond a 16-byte border", 16, &self.out, stream)?;
+        self.table.check_begin(&check, stream)?;
         let function = kernels.function(&name, 0)?;
         let mut arguments = stream.launch_builder(&function);
         arguments.arg(&mut self.out);

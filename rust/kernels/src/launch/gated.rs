@@ -28,6 +28,7 @@ pub struct Gated<'a, T> {
     pub activation: Activation,
 }
 
+/// Threads of a block, at most.
 const THREADS: usize = 256;
 
 impl<T: Element> Gated<'_, T> {
@@ -50,8 +51,9 @@ impl<T: Element> Gated<'_, T> {
         let function = kernels.function(&name, 0)?;
         let mut arguments = stream.launch_builder(&function);
         arguments.arg(&mut self.out).arg(&self.gate_up).arg(&width);
-        let shares = self.width.div_ceil(THREADS).min(64);
+        let threads = self.width.next_multiple_of(32).min(THREADS);
+        let shares = self.width.div_ceil(threads).min(64);
         // SAFETY: the views have the shapes that were checked.
-        unsafe { enqueue(&name, &mut arguments, &Geometry::new([shares, rows, 1], THREADS)) }
+        unsafe { enqueue(&name, &mut arguments, &Geometry::new([rows, shares, 1], threads)) }
     }
 }

@@ -76,10 +76,13 @@ impl<T: Element> Gemm<'_, T> {
         stream: &CudaStream,
     ) -> Result<(), LaunchError> {
         let name = format!("gemm_{}{}_{}", T::NAME, self.weights.suffix(), shape.suffix);
-        self.check(&Check { kernel: &name })?;
+        let check = Check { kernel: &name };
+        self.check(&check)?;
         if self.rows == 0 {
             return Ok(());
         }
+        check.begins_at("bytes of x beyond a 16-byte border", 16, &self.x, stream)?;
+        self.weights.check_begin(&check, stream)?;
         let [m, n, k] = [self.rows, self.outputs, self.inputs].map(|number| number as i32);
         let stride = self.x_stride as i64;
         let wide = i32::from(matches!(self.y, Output::Wide(_)));

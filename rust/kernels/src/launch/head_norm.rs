@@ -30,8 +30,10 @@ impl<T: Element> HeadNorm<'_, T> {
         let head_dim = self.q_weight.len();
         check.at_least("elements of q_weight", 1, head_dim)?;
         check.equal("elements of k_weight", head_dim, self.k_weight.len())?;
-        check.at_least("heads", 1, self.q_heads + self.kv_heads)?;
-        let row = elements([self.q_heads + 2 * self.kv_heads, head_dim]);
+        let normed = self.q_heads.saturating_add(self.kv_heads);
+        check.at_least("heads", 1, normed)?;
+        let row = elements([normed.saturating_add(self.kv_heads), head_dim]);
+        check.int("elements of a row of qkv", row)?;
         let rows = self.qkv.len() / row;
         check.equal("elements of qkv", elements([rows, row]), self.qkv.len())?;
         let q_heads = check.int("q_heads", self.q_heads)?;
@@ -44,7 +46,7 @@ impl<T: Element> HeadNorm<'_, T> {
         let mut arguments = stream.launch_builder(&function);
         arguments.arg(&mut self.qkv).arg(&self.q_weight).arg(&self.k_weight);
         arguments.arg(&q_heads).arg(&kv_heads).arg(&dim).arg(&self.eps);
-        let warps = (self.q_heads + self.kv_heads).min(8);
+        let warps = normed.min(8);
         // SAFETY: the views have the shapes that were checked.
         unsafe { enqueue(&name, &mut arguments, &Geometry::new([rows, 1, 1], 32 * warps)) }
     }

@@ -59,7 +59,7 @@ impl Words {
         check.multiple("bytes of the pool", block_bytes, pool)?;
         check.at_most("end of the group", block_bytes, group.end)?;
         check.multiple("bytes of the group", WORD, group.len())?;
-        check.multiple("begin of the group", WORD, group.start + WORD)?;
+        check.aligned("begin of the group", WORD, group.start)?;
         check.equal("bytes of the buffer", elements([blocks, group.len()]), buffer)?;
         let words = |bytes: usize| (bytes / WORD) as i64;
         Ok(Self { block: words(block_bytes), offset: words(group.start), group: words(group.len()) })
@@ -76,10 +76,13 @@ impl GatherKvGroups<'_> {
     pub fn launch(mut self, kernels: &Kernels, stream: &CudaStream) -> Result<(), LaunchError> {
         let name = "gather_kv_groups";
         let sizes = [self.buffer.len(), self.pool.len(), self.blocks.len()];
-        let words = Words::new(&Check { kernel: name }, sizes, self.block_bytes, &self.group)?;
+        let check = Check { kernel: name };
+        let words = Words::new(&check, sizes, self.block_bytes, &self.group)?;
         if self.blocks.is_empty() {
             return Ok(());
         }
+        check.begins_at("bytes of the buffer beyond a 16-byte border", 16, &self.buffer, stream)?;
+        check.begins_at("bytes of the pool beyond a 16-byte border", 16, &self.pool, stream)?;
         let function = kernels.function(name, 0)?;
         let mut arguments = stream.launch_builder(&function);
         arguments.arg(&mut self.buffer).arg(&self.pool).arg(&self.blocks);
@@ -94,10 +97,13 @@ impl ScatterKvGroups<'_> {
     pub fn launch(mut self, kernels: &Kernels, stream: &CudaStream) -> Result<(), LaunchError> {
         let name = "scatter_kv_groups";
         let sizes = [self.buffer.len(), self.pool.len(), self.blocks.len()];
-        let words = Words::new(&Check { kernel: name }, sizes, self.block_bytes, &self.group)?;
+        let check = Check { kernel: name };
+        let words = Words::new(&check, sizes, self.block_bytes, &self.group)?;
         if self.blocks.is_empty() {
             return Ok(());
         }
+        check.begins_at("bytes of the buffer beyond a 16-byte border", 16, &self.buffer, stream)?;
+        check.begins_at("bytes of the pool beyond a 16-byte border", 16, &self.pool, stream)?;
         let function = kernels.function(name, 0)?;
         let mut arguments = stream.launch_builder(&function);
         arguments.arg(&mut self.pool).arg(&self.buffer).arg(&self.blocks);

@@ -2,8 +2,9 @@
 //! every shape with every other before anything is enqueued, and says which differs and by what.
 //!
 //! What the host cannot see is the caller's to keep, and is said where it matters: that ids, block
-//! numbers and lengths in device memory lie in their ranges. Views begin at 16-byte borders, as
-//! allocations and whole rows do. Launches return before the kernel has run.
+//! numbers and lengths in device memory lie in their ranges. What kernels read or write 16 bytes at a
+//! time must begin at a 16-byte border, as allocations and whole rows do; a view that does not is
+//! refused. Launches return before the kernel has run.
 
 mod attention_decode;
 mod attention_prefill;

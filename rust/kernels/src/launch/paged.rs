@@ -1,7 +1,7 @@
 //! The paged KV of a device, laid out as the pools of every other: so that a whole block, or one
 //! layer group of it, is one run of bytes.
 
-use cudarc::driver::{CudaView, CudaViewMut};
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut};
 
 use super::check::{Check, elements};
 use super::{Element, LaunchError};
@@ -67,9 +67,14 @@ pub struct LayerMut<'a, T> {
 }
 
 impl<T: Element> Layer<'_, T> {
-    /// The pool from the layer's keys in block 0 on.
-    pub(super) fn keys(&self, check: &Check<'_>) -> Result<CudaView<'_, T>, LaunchError> {
+    /// The pool from the layer's keys in block 0 on, which are read 16 bytes at a time.
+    pub(super) fn keys(
+        &self,
+        check: &Check<'_>,
+        stream: &CudaStream,
+    ) -> Result<CudaView<'_, T>, LaunchError> {
         let start = self.layout.check(check, self.pool.len(), self.layer)?;
+        check.begins_at("bytes of the KV pool beyond a 16-byte border", 16, &self.pool, stream)?;
         Ok(self.pool.slice(start..))
     }
 }

@@ -17,11 +17,12 @@ pub struct Sample<'a> {
     pub tokens: CudaViewMut<'a, i32>,
     /// `[rows][vocab]`
     pub logits: CudaView<'a, f32>,
-    /// `[rows]`, finite and not negative; 0 is greedy.
+    /// `[rows]`, finite and not negative; 0 is greedy, and so is what is not above it.
     pub temperatures: CudaView<'a, f32>,
     /// `[rows]`; what is not between 1 and the vocabulary size means all.
     pub top_ks: CudaView<'a, i32>,
-    /// `[rows]`, above 0 and at most 1; 1 means all.
+    /// `[rows]`, above 0 and at most 1; 1 means all, and so does what is not below it. What is not above
+    /// 0 keeps the largest alone.
     pub top_ps: CudaView<'a, f32>,
     /// `[rows]`: the key of each request's random stream.
     pub seeds: CudaView<'a, u64>,

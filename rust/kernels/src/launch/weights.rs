@@ -1,6 +1,6 @@
 //! Weight matrices in device memory, as model files store them.
 
-use cudarc::driver::CudaView;
+use cudarc::driver::{CudaStream, CudaView};
 
 use super::check::{Check, elements};
 use super::{Element, LaunchError};
@@ -43,6 +43,19 @@ impl<T: Element> Weights<'_, T> {
             Self::Q4_0(view) => quantised(check, rows, columns, 18, view.len()),
             Self::Q4_1(view) => quantised(check, rows, columns, 20, view.len()),
             Self::Q8_0(view) => quantised(check, rows, columns, 34, view.len()),
+        }
+    }
+
+    /// Refuses a view that does not begin at a border of what kernels read at a time: 16 bytes, and of
+    /// quantised blocks, which follow each other closely, 2.
+    pub(super) fn check_begin(&self, check: &Check<'_>, stream: &CudaStream) -> Result<(), LaunchError> {
+        match self {
+            Self::Plain(view) => {
+                check.begins_at("bytes of the weights beyond a 16-byte border", 16, view, stream)
+            }
+            Self::Q4_0(view) | Self::Q4_1(view) | Self::Q8_0(view) => {
+                check.begins_at("bytes of the weights beyond a 2-byte border", 2, view, stream)
+            }
         }
     }
 }

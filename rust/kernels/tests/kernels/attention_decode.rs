@@ -9,8 +9,9 @@ use kvrelay_kernels::launch::{
 };
 
 use crate::device::Device;
-use crate::numbers::{Numbers, Within, compare, identical, wide};
+use crate::numbers::{Numbers, Within, compare, compare_not_finite, identical, spacing, wide};
 use crate::oracle::attention_decode::part;
+use crate::oracle::attention_prefill::attention;
 use crate::paged::Pool;
 
 /// Lengths around a block, a part's share and a split; a padded row.
@@ -42,6 +43,9 @@ pub(crate) fn check(device: &Device) {
     }
     company_changes_nothing::<bf16>(device);
     company_changes_nothing::<f16>(device);
+    infinite_values_stay_with_those_that_see_them::<bf16>(device);
+    infinite_values_stay_with_those_that_see_them::<f16>(device);
+    scores_may_be_far_below_zero(device);
 }
 
 fn scale(head_dim: usize) -> f32 {
@@ -171,4 +175,53 @@ fn company_changes_nothing<T: Element>(device: &Device) {
     identical("the last of several rows", &mixed[2 * row..], &together[..row]);
     identical("a row before the end", &mixed[..row], &run(&[3], Some(&[0]), &[100]));
     identical("a padded row", &mixed[row..2 * row], &vec![0; row]);
+}
+
+/// A row a token of one sequence: one that does not see an infinite value does not notice, one that does
+/// has what the oracle says.
+fn infinite_values_stay_with_those_that_see_them<T: Element>(device: &Device) {
+    const TOKENS: usize = 80;
+    for (head_dim, q_heads) in [(64, 1), (80, 8), (128, 2), (256, 4)] {
+        let layout = KvLayout { block_size: 16, num_layers: 1, kv_heads: 1, head_dim };
+        let row = q_heads * head_dim;
+        // Small, so that no weight vanishes.
+        let q: Vec<T> = Numbers::new(3).elements(TOKENS * row, 0.5);
+        let lengths: Vec<usize> = (1..=TOKENS).collect();
+        let plan = DecodePlan::new(Split::Invariant, TOKENS, 1, q_heads, TOKENS);
+        for (token, number) in [(40, f32::INFINITY), (3, f32::NAN)] {
+            let mut pool = Pool::<T>::new(device, &mut Numbers::new(8), layout, 0, &[TOKENS]);
+            pool.set(device, 0, token, 1, number);
+            let sequences = Some(&[0; TOKENS][..]);
+            let batch = Batch { pool: &pool, q: &q, q_heads, lengths: &lengths, sequences, plan };
+            let found = wide(&batch.outputs(device));
+            let ([keys, values], q) = (pool.keys_and_values(0, 0, TOKENS), wide(&q));
+            for (head, found) in found.chunks(head_dim).enumerate() {
+                let seen = (head / q_heads + 1) * head_dim;
+                let query = &q[head * head_dim..][..head_dim];
+                let expected = attention(query, &keys[..seen], &values[..seen], f64::from(scale(head_dim)));
+                let what = format!("value {number} of token {token}, head {head} of {head_dim}");
+                let within = Within { relative: spacing::<T>(), absolute: 1e-4 };
+                compare_not_finite(&what, found, &expected, within);
+            }
+        }
+    }
+}
+
+/// Scores are finite far below -1e30, where all keys but one are beyond reach.
+fn scores_may_be_far_below_zero(device: &Device) {
+    const TOKENS: usize = INVARIANT_SPLIT_TOKENS + 20;
+    let layout = KvLayout { block_size: 16, num_layers: 1, kv_heads: 1, head_dim: 64 };
+    let mut pool = Pool::<bf16>::new(device, &mut Numbers::new(4), layout, 0, &[TOKENS]);
+    for token in 0..TOKENS {
+        pool.set(device, 0, token, 0, if token == 5 { -1e16 } else { -2e16 });
+    }
+    let q = [bf16::from_f32(1e16); 64];
+    for length in [6, 60, TOKENS] {
+        let lengths = [length];
+        let plan = DecodePlan::new(Split::Invariant, 1, 1, 1, length);
+        let batch = Batch { pool: &pool, q: &q, q_heads: 1, lengths: &lengths, sequences: None, plan };
+        let [_, values] = pool.keys_and_values(0, 0, 6);
+        let exact = Within { relative: 0.0, absolute: 0.0 };
+        compare("scores below -1e30", &wide(&batch.outputs(device)), &values[5 * 64..], exact);
+    }
 }

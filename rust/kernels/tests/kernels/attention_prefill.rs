@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use kvrelay_kernels::launch::{AttentionPrefill, Element, HEAD_DIMS, KvLayout};
 
 use crate::device::Device;
-use crate::numbers::{Numbers, Within, compare, identical, spacing, wide};
+use crate::numbers::{Numbers, Within, compare, compare_not_finite, identical, spacing, wide};
 use crate::oracle::attention_prefill::attention;
 use crate::paged::Pool;
 
@@ -34,6 +34,10 @@ pub(crate) fn check(device: &Device) {
     both(device, block_size, HEAD_DIMS[shapes.below(5)], kv_heads * group, kv_heads, &chunks);
     chunks_change_nothing::<bf16>(device, 64);
     chunks_change_nothing::<f16>(device, 256);
+    what_comes_later_changes_nothing::<bf16>(device, 64);
+    what_comes_later_changes_nothing::<f16>(device, 80);
+    what_comes_later_changes_nothing::<bf16>(device, 256);
+    scores_may_be_far_below_zero::<bf16>(device);
 }
 
 fn both(
@@ -145,4 +149,71 @@ fn chunks_change_nothing<T: Element>(device: &Device, head_dim: usize) {
     assert_eq!(prefix, TOKENS);
     let bits = |elements: &[T]| elements.iter().map(|x| x.to_f32().to_bits()).collect::<Vec<_>>();
     identical("a prompt in chunks", &bits(&in_chunks), &bits(&whole));
+}
+
+/// Rows before a token whose key or value is infinite or no number have the bits that they have without it,
+/// in one chunk or in several; those that see it have what the oracle says.
+fn what_comes_later_changes_nothing<T: Element>(device: &Device, head_dim: usize) {
+    const TOKENS: usize = 80;
+    let layout = KvLayout { block_size: 16, num_layers: 1, kv_heads: 1, head_dim };
+    let q_heads = 2;
+    let stride = q_stride(q_heads, head_dim);
+    let bits = |elements: &[T]| elements.iter().map(|x| x.to_f32().to_bits()).collect::<Vec<_>>();
+    let pool = || Pool::<T>::new(device, &mut Numbers::new(head_dim as u64), layout, 0, &[TOKENS]);
+    // Small, so that no weight vanishes.
+    let q: Vec<T> = Numbers::new(3).elements(TOKENS * stride, 0.5);
+    let run = |pool: &Pool<T>, chunks: &[usize]| {
+        let mut prefix = 0;
+        let mut out = Vec::new();
+        for &new in chunks {
+            let rows = &q[prefix * stride..(prefix + new) * stride];
+            out.extend(launch(device, pool, rows, q_heads, &[Chunk { prefix, new }]));
+            prefix += new;
+        }
+        out
+    };
+    let row = q_heads * head_dim;
+    let clean = run(&pool(), &[TOKENS]);
+    for (half, token, number) in [
+        (1, 40, f32::NAN),
+        (1, 70, f32::INFINITY),
+        (1, 31, f32::NEG_INFINITY),
+        (1, 79, f32::NAN),
+        (0, 40, f32::NAN),
+        (0, 0, f32::INFINITY),
+    ] {
+        let mut pool = pool();
+        pool.set(device, 0, token, half, number);
+        let what = format!("{number} in half {half} of token {token}, heads of {head_dim}");
+        let found = run(&pool, &[TOKENS]);
+        identical(&what, &bits(&found[..token * row]), &bits(&clean[..token * row]));
+        identical(&what, &bits(&run(&pool, &[7, 64, 9])), &bits(&found));
+        let ([keys, values], q, found) = (pool.keys_and_values(0, 0, TOKENS), wide(&q), wide(&found));
+        for i in token..TOKENS {
+            for head in 0..q_heads {
+                let seen = (i + 1) * head_dim;
+                let query = &q[i * stride + head * head_dim..][..head_dim];
+                let expected = attention(query, &keys[..seen], &values[..seen], f64::from(scale(head_dim)));
+                let found = &found[i * row + head * head_dim..][..head_dim];
+                let half = spacing::<T>() / 2.0;
+                let within = Within { relative: half, absolute: half + 1e-5 };
+                compare_not_finite(&format!("{what}, row {i}"), found, &expected, within);
+            }
+        }
+    }
+}
+
+/// Scores are finite far below -1e30, where all keys but one are beyond reach.
+fn scores_may_be_far_below_zero<T: Element>(device: &Device) {
+    let layout = KvLayout { block_size: 16, num_layers: 1, kv_heads: 1, head_dim: 64 };
+    let mut pool = Pool::<T>::new(device, &mut Numbers::new(4), layout, 0, &[3]);
+    for token in 0..3 {
+        pool.set(device, 0, token, 0, -1e16 * (1 + token) as f32);
+    }
+    let q = vec![T::from_f32(1e16); 3 * q_stride(1, 64)];
+    let found = wide(&launch(device, &pool, &q, 1, &[Chunk { prefix: 0, new: 3 }]));
+    let [_, values] = pool.keys_and_values(0, 0, 1);
+    for row in found.chunks(64) {
+        compare("scores below -1e30", row, &values, Within { relative: 0.0, absolute: 0.0 });
+    }
 }

@@ -24,6 +24,9 @@ pub(crate) fn check(device: &Device) {
     prefill(device);
     decode(device);
     chosen(device);
+    head_counts(device);
+    borders(device);
+    no_rows(device);
     assert!(device.kernels.launched().is_empty(), "nothing was looked up: {:?}", device.kernels.launched());
 }
 
@@ -117,6 +120,17 @@ fn paged(device: &Device) {
     refused(
         parameters.launch(kernels, stream),
         "gather_kv_groups: bytes of the buffer: expected 64, found 48",
+    );
+    let parameters = GatherKvGroups {
+        buffer: other.slice_mut(..32),
+        pool: bytes.as_view(),
+        blocks: blocks.as_view(),
+        block_bytes: 64,
+        group: 8..24,
+    };
+    refused(
+        parameters.launch(kernels, stream),
+        "gather_kv_groups: begin of the group: expected a multiple of 16, found 8",
     );
     let parameters = ScatterKvGroups {
         pool: bytes.as_view_mut(),
@@ -240,4 +254,195 @@ fn chosen(device: &Device) {
     refused(launch(600_000), "sample: vocab: expected at most 524288, found 600000");
     refused(launch(11), "sample: logits: expected 22, found 20");
     refused(launch(10), "sample: positions: expected 2, found 1");
+}
+
+/// Counts whose sums and products no number holds.
+fn head_counts(device: &Device) {
+    let weight = device.upload(&[bf16::ONE; 64]);
+    let mut qkv = device.upload(&[bf16::ONE; 64]);
+    let mut launch = |q_heads, kv_heads, head_dim| {
+        let parameters = HeadNorm {
+            qkv: qkv.as_view_mut(),
+            q_weight: weight.slice(..head_dim),
+            k_weight: weight.slice(..head_dim),
+            q_heads,
+            kv_heads,
+            eps: 1e-5,
+        };
+        parameters.launch(&device.kernels, &device.stream)
+    };
+    let too_long = format!(
+        "head_norm_bf16: elements of a row of qkv: expected at most 2147483647, found {}",
+        usize::MAX
+    );
+    for (q_heads, kv_heads) in [(0, 1 << 63), (1 << 63, 1 << 63), (usize::MAX, 1), (1, usize::MAX)] {
+        refused(launch(q_heads, kv_heads, 64), &too_long);
+    }
+    refused(
+        launch(1 << 25, 0, 64),
+        "head_norm_bf16: elements of a row of qkv: expected at most 2147483647, found 2147483648",
+    );
+}
+
+/// What is read or written 16 bytes at a time begins at a border of 16.
+fn borders(device: &Device) {
+    let (kernels, stream) = (&device.kernels, &device.stream);
+    let x = device.upload(&[bf16::ONE; 1032]);
+    let bytes = device.upload(&[0_u8; 164]);
+    let numbers = device.upload(&[0_i32; 8]);
+    let mut out = device.upload(&[bf16::ONE; 1032]);
+    let (mut wide, mut sums) = (device.upload(&[0.0_f32; 64]), device.upload(&[0.0_f32; 2]));
+    let mut y = device.upload(&[bf16::ONE; 2]);
+
+    let mut gemm = |from, weights, inputs| {
+        let y = Output::Rounded(y.as_view_mut());
+        let x = x.slice(from..from + inputs);
+        Gemm { y, x, weights, rows: 1, outputs: 2, inputs, x_stride: inputs }.launch(kernels, stream)
+    };
+    refused(
+        gemm(1, Weights::Plain(x.slice(..64)), 32),
+        "gemm_bf16_few: bytes of x beyond a 16-byte border: expected 0, found 2",
+    );
+    refused(
+        gemm(0, Weights::Plain(x.slice(5..69)), 32),
+        "gemm_bf16_few: bytes of the weights beyond a 16-byte border: expected 0, found 10",
+    );
+    refused(
+        gemm(0, Weights::Q8_0(bytes.slice(3..71)), 32),
+        "gemm_bf16_q8_0_few: bytes of the weights beyond a 2-byte border: expected 0, found 1",
+    );
+
+    let mut embedding = |to: usize, table| {
+        let out = out.slice_mut(to..to + 32);
+        Embedding { out, table, ids: numbers.slice(..1), vocab: 2, dim: 32 }.launch(kernels, stream)
+    };
+    refused(
+        embedding(7, Weights::Plain(x.slice(..64))),
+        "embedding_bf16: bytes of out beyond a 16-byte border: expected 0, found 14",
+    );
+    refused(
+        embedding(0, Weights::Plain(x.slice(4..68))),
+        "embedding_bf16: bytes of the weights beyond a 16-byte border: expected 0, found 8",
+    );
+    refused(
+        embedding(0, Weights::Q4_0(bytes.slice(1..37))),
+        "embedding_bf16_q4_0: bytes of the weights beyond a 2-byte border: expected 0, found 1",
+    );
+
+    let layout = KvLayout { block_size: 1, num_layers: 1, kv_heads: 1, head_dim: 64 };
+    let layer = |from: usize| Layer { pool: x.slice(from..from + layout.block_len()), layout, layer: 0 };
+    let mut prefill = |out_from: usize, q_from: usize, pool_from| {
+        let parameters = AttentionPrefill {
+            out: out.slice_mut(out_from..out_from + 64),
+            q: x.slice(q_from..q_from + 64),
+            kv: layer(pool_from),
+            first_rows: numbers.slice(..2),
+            contexts: numbers.slice(..1),
+            tables: numbers.slice(..1),
+            rows: 1,
+            max_rows: 1,
+            q_heads: 1,
+            q_stride: 64,
+            scale: 0.125,
+        };
+        parameters.launch(kernels, stream)
+    };
+    for (from, what) in [([1, 0, 0], "out"), ([0, 1, 0], "q"), ([0, 0, 1], "the KV pool")] {
+        let message = format!(
+            "attention_prefill_bf16_hd64: bytes of {what} beyond a 16-byte border: expected 0, found 2"
+        );
+        refused(prefill(from[0], from[1], from[2]), &message);
+    }
+    let mut decode = |q_from: usize, pool_from| {
+        let parameters = AttentionDecode {
+            outputs: wide.slice_mut(..64),
+            sums: sums.as_view_mut(),
+            q: x.slice(q_from..q_from + 64),
+            kv: layer(pool_from),
+            rows: DecodeRows {
+                lengths: numbers.slice(..1),
+                sequences: None,
+                tables: numbers.slice(..1),
+                max_blocks: 1,
+            },
+            plan: DecodePlan::new(Split::Invariant, 1, 1, 1, 1),
+            q_heads: 1,
+            q_stride: 64,
+            scale: 0.125,
+        };
+        parameters.launch(kernels, stream)
+    };
+    for (from, what) in [([1, 0], "q"), ([0, 1], "the KV pool")] {
+        let message = format!(
+            "attention_decode_bf16_hd64_g1: bytes of {what} beyond a 16-byte border: expected 0, found 2"
+        );
+        refused(decode(from[0], from[1]), &message);
+    }
+
+    let mut buffer = device.upload(&[0_u8; 48]);
+    let mut gather = |to: usize, from: usize| {
+        let parameters = GatherKvGroups {
+            buffer: buffer.slice_mut(to..to + 16),
+            pool: bytes.slice(from..from + 64),
+            blocks: numbers.slice(..1),
+            block_bytes: 64,
+            group: 16..32,
+        };
+        parameters.launch(kernels, stream)
+    };
+    refused(
+        gather(8, 0),
+        "gather_kv_groups: bytes of the buffer beyond a 16-byte border: expected 0, found 8",
+    );
+    refused(gather(0, 8), "gather_kv_groups: bytes of the pool beyond a 16-byte border: expected 0, found 8");
+    let parameters = ScatterKvGroups {
+        pool: buffer.slice_mut(1..33),
+        buffer: bytes.slice(..16),
+        blocks: numbers.slice(..1),
+        block_bytes: 32,
+        group: 16..32,
+    };
+    refused(
+        parameters.launch(kernels, stream),
+        "scatter_kv_groups: bytes of the pool beyond a 16-byte border: expected 0, found 1",
+    );
+}
+
+/// Nothing is launched for no rows, and nothing refused.
+fn no_rows(device: &Device) {
+    let (kernels, stream) = (&device.kernels, &device.stream);
+    let pool = device.upload(&vec![bf16::ONE; LAYOUT.block_len()]);
+    let numbers = device.upload(&[0_i32]);
+    let (q, none) = (device.upload::<bf16>(&[]), device.upload::<i32>(&[]));
+    let mut out = device.upload::<bf16>(&[]);
+    let (mut outputs, mut sums) = (device.upload::<f32>(&[]), device.upload::<f32>(&[]));
+    let layer = || Layer { pool: pool.as_view(), layout: LAYOUT, layer: 0 };
+    let parameters = AttentionPrefill {
+        out: out.as_view_mut(),
+        q: q.as_view(),
+        kv: layer(),
+        first_rows: numbers.as_view(),
+        contexts: none.as_view(),
+        tables: none.as_view(),
+        rows: 0,
+        max_rows: 0,
+        q_heads: 2,
+        q_stride: 128,
+        scale: 0.125,
+    };
+    parameters.launch(kernels, stream).unwrap();
+    for sequences in [None, Some(none.as_view())] {
+        let parameters = AttentionDecode {
+            outputs: outputs.as_view_mut(),
+            sums: sums.as_view_mut(),
+            q: q.as_view(),
+            kv: layer(),
+            rows: DecodeRows { lengths: none.as_view(), sequences, tables: none.as_view(), max_blocks: 0 },
+            plan: DecodePlan::new(Split::Invariant, 0, 2, 1, 0),
+            q_heads: 2,
+            q_stride: 128,
+            scale: 0.125,
+        };
+        parameters.launch(kernels, stream).unwrap();
+    }
 }

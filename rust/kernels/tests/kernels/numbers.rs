@@ -100,6 +100,19 @@ pub(crate) fn compare(what: &str, found: &[f64], expected: &[f64], within: Withi
     }
 }
 
+/// As [`compare`], but what is expected to be infinite, or not a number, must be just that.
+#[track_caller]
+pub(crate) fn compare_not_finite(what: &str, found: &[f64], expected: &[f64], within: Within) {
+    assert_eq!(found.len(), expected.len(), "{what}: length");
+    for (i, (&f, &e)) in found.iter().zip(expected).enumerate() {
+        if e.is_finite() {
+            compare(&format!("{what}, number {i}"), &[f], &[e], within);
+        } else {
+            assert!(f == e || f.is_nan() && e.is_nan(), "{what}: number {i} is {f}, expected {e}");
+        }
+    }
+}
+
 /// That intermediate results are rounded where they should be: a hair in a sum turns few roundings, one
 /// rounding more or less turns every fourth number. Of less than a hundred numbers nothing is said.
 #[track_caller]

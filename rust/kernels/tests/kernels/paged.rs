@@ -5,7 +5,7 @@ use kvrelay_kernels::launch::{Element, KvLayout, Layer};
 
 use crate::device::Device;
 use crate::numbers::{Numbers, wide};
-use crate::oracle::paged::gathered;
+use crate::oracle::paged::{gathered, place};
 
 /// A pool, in which every block belongs to one sequence, in no order.
 pub(crate) struct Pool<T> {
@@ -41,6 +41,17 @@ impl<T: Element> Pool<T> {
         }
         let there = device.upload(&elements);
         Self { layout, layer, there, tables, max_blocks, numbers: wide(&elements) }
+    }
+
+    /// Puts `number` into all elements of a token's key (0) or value (1), in all heads.
+    pub(crate) fn set(&mut self, device: &Device, sequence: usize, token: usize, half: usize, number: f32) {
+        let KvLayout { block_size, kv_heads, head_dim, .. } = self.layout;
+        let block = self.tables[sequence * self.max_blocks + token / block_size] as usize;
+        for head in 0..kv_heads {
+            let start = place(self.layout, block, self.layer, half, head, token % block_size);
+            self.numbers[start..start + head_dim].fill(number.into());
+        }
+        self.there = device.upload(&self.numbers.iter().map(|&x| T::from_f32(x as f32)).collect::<Vec<_>>());
     }
 
     pub(crate) fn layer(&self) -> Layer<'_, T> {

@@ -29,6 +29,7 @@ pub(crate) fn check(device: &Device) {
         random(device, &mut numbers, vocab, 24, ties);
     }
     extremes(device);
+    out_of_range(device);
     not_finite(device);
 }
 
@@ -63,6 +64,21 @@ fn extremes(device: &Device) {
         }
     }
     compare(device, logits.len(), &rows);
+}
+
+/// What no valid request has means the same as on the CPU.
+fn out_of_range(device: &Device) {
+    let mut numbers = Numbers::new(6);
+    let mut rows = Vec::new();
+    for top_p in [0.0, -0.0, -1.0, f32::NEG_INFINITY, 1.5, f32::INFINITY, f32::NAN, 0.9] {
+        for temperature in [1.0, -1.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+            for top_k in [0, 7, -5] {
+                let params = SamplingParams { temperature, top_k, top_p, seed: numbers.bits() };
+                rows.push(Row { logits: numbers.floats(40, 2.0), params, position: 3 });
+            }
+        }
+    }
+    compare(device, 40, &rows);
 }
 
 fn not_finite(device: &Device) {

@@ -10,6 +10,21 @@ use crate::oracle::swiglu::swiglu;
 pub(crate) fn check(device: &Device) {
     gated::<bf16>(device, Activation::Silu, |row| swiglu(row, rounded::<bf16>));
     gated::<f16>(device, Activation::Silu, |row| swiglu(row, rounded::<f16>));
+    many_rows(device);
+}
+
+/// More rows than a grid has blocks in y.
+fn many_rows(device: &Device) {
+    const ROWS: usize = 65_540;
+    let gate_up: Vec<bf16> = (0..2 * ROWS).map(|i| bf16::from_f32((i % 11) as f32 - 5.0)).collect();
+    let there = device.upload(&gate_up);
+    let mut out = device.unwritten::<bf16>(ROWS);
+    let parameters =
+        Gated { out: out.as_view_mut(), gate_up: there.as_view(), width: 1, activation: Activation::Silu };
+    parameters.launch(&device.kernels, &device.stream).unwrap();
+    let expected: Vec<f64> = wide(&gate_up).chunks(2).flat_map(|row| swiglu(row, rounded::<bf16>)).collect();
+    let within = Within { relative: 2.0 * spacing::<bf16>(), absolute: 1e-6 };
+    compare("many rows", &wide(&device.download(&out)), &expected, within);
 }
 
 /// Any gated activation against its oracle of a row.
