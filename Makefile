@@ -95,7 +95,7 @@ emulated-cuda: $(FATBIN) # The emulator, with the kernels, and with those that a
 .PHONY: test-cuda
 test-cuda: emulated-cuda ## The CUDA kernels, their emulator and CUDA workers, run on the CPU
 	KVRELAY_EMULATED_CUDA="$(abspath $(EMULATED))" $(CARGO) test --quiet --release $(CARGO_FLAGS) \
-		--test emulator --test loading --test kernels
+		--test emulator --test loading --test kernels --test cuda
 
 .PHONY: test-python
 test-python: $(VENV)/.test $(VENV)/.extension $(VENV)/.model emulated-cuda ## pytest, doctests included
