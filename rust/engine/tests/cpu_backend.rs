@@ -4,14 +4,16 @@
 use std::sync::Arc;
 
 use kvrelay_engine::backend::cpu::{CpuBackend, CpuConfig, CpuWeights, Tier};
-use kvrelay_engine::backend::{Backend, BackendError, Input, Limits, Logits, Row, copy_blocks};
+use kvrelay_engine::backend::{Backend, BackendError, Input, Limits, Logits, Row};
 use kvrelay_model::rope::RopeScaling;
 use kvrelay_model::testing::TinyLlama;
 use kvrelay_model::{DType, Model, SamplingParams};
 use proptest::prelude::*;
 
-const BLOCK: usize = 8;
-const BLOCKS: usize = 64;
+#[path = "shared/law.rs"]
+mod law;
+
+use law::{BLOCK, BLOCKS, Case, ids, row, spoil, tables};
 
 fn limits() -> Limits {
     Limits { max_rows: 8, max_tokens: 128, max_logits: 128, max_positions: 128, max_slots: 8 }
@@ -26,68 +28,8 @@ fn weights(tiny: &TinyLlama, tier: Tier) -> Arc<CpuWeights> {
     Arc::new(CpuWeights::new(&tiny.model(), tier))
 }
 
-fn row<'a>(slot: u32, ids: &'a [u32], start: usize, blocks: &'a [u32]) -> Row<'a> {
-    Row {
-        slot,
-        input: Input::Tokens(ids),
-        start: start as u32,
-        blocks,
-        sample: None,
-        logits: Logits::Nothing,
-    }
-}
-
-fn run(backend: &mut CpuBackend, rows: &[Row<'_>]) -> Vec<Vec<u32>> {
-    let vocab = backend.vocab_size();
-    let ticket = backend.enqueue(rows).unwrap();
-    let output = backend.wait(ticket).unwrap();
-    let of = |r: &kvrelay_engine::backend::RowOutput| {
-        let logits = &output.logits[r.first_logits * vocab..(r.first_logits + r.num_logits) * vocab];
-        logits.iter().map(|x| x.to_bits()).collect()
-    };
-    output.rows.iter().map(of).collect()
-}
-
-/// The bits of all logits of `ids`, alone, in one piece, on one thread.
-fn alone(weights: &Arc<CpuWeights>, ids: &[u32]) -> Vec<u32> {
-    let blocks: Vec<u32> = (0..BLOCKS as u32).collect();
-    let whole = Row { logits: Logits::All, ..row(0, ids, 0, &blocks) };
-    run(&mut backend(weights, 1), &[whole]).remove(0)
-}
-
-fn ids(seed: u64, count: usize) -> Vec<u32> {
-    (0..count as u64).map(|i| (kvrelay_model::sampling::uniform(seed, i) * 270.0) as u32).collect()
-}
-
-/// A block table for each sequence out of one shuffled pool, none shared.
-fn tables(seed: u64, sequences: usize) -> Vec<Vec<u32>> {
-    let mut order: Vec<u32> = (0..BLOCKS as u32).collect();
-    order.sort_by_key(|&b| kvrelay_core::rng::philox4x32([seed as u32, 1], [b, 0, 0, 0])[0]);
-    order.chunks(BLOCKS / sequences).take(sequences).map(<[u32]>::to_vec).collect()
-}
-
-/// Fills every block with numbers that would be noticed.
-fn spoil(backend: &CpuBackend) {
-    let pool = backend.pool();
-    for group in 0..pool.geometry().num_layer_groups {
-        let garbage = vec![f32::NAN; pool.geometry().group_range(group).len()];
-        for block in 0..BLOCKS as u32 {
-            // SAFETY: no step is running.
-            unsafe { pool.write_group(block, group, &garbage) };
-        }
-    }
-}
-
-#[derive(Debug, Clone)]
-struct Case {
-    seed: u64,
-    lengths: Vec<usize>,
-    chunks: Vec<usize>,
-    threads: usize,
-    relay: bool,
-}
-
-fn cases() -> impl Strategy<Value = Case> {
+/// And the threads of the backend where they begin.
+fn cases() -> impl Strategy<Value = (Case, usize)> {
     let length = prop_oneof![
         1_usize..40,
         Just(BLOCK - 1),
@@ -104,64 +46,16 @@ fn cases() -> impl Strategy<Value = Case> {
         1_usize..4,
         any::<bool>(),
     )
-        .prop_map(|(seed, lengths, chunks, threads, relay)| Case {
-            seed,
-            lengths,
-            chunks,
-            threads,
-            relay,
-        })
+        .prop_map(|(seed, lengths, chunks, threads, relay)| (Case { seed, lengths, chunks, relay }, threads))
 }
 
-/// Runs the sequences of a case together, in chunks, over scattered blocks that held garbage; on
-/// the way, with `relay`, everything moves to another backend's pool. All logits must be those
-/// of each sequence alone.
-fn check(weights: &Arc<CpuWeights>, case: &Case) {
-    let mut here = backend(weights, case.threads);
-    let mut there = backend(weights, 1);
-    let n = case.lengths.len();
-    let texts: Vec<Vec<u32>> = (0..n).map(|i| ids(case.seed ^ i as u64, case.lengths[i])).collect();
-    let (mut table, other) = (tables(case.seed, n), tables(case.seed + 1, n));
-    let mut done = vec![0; n];
-    let mut logits: Vec<Vec<u32>> = vec![vec![]; n];
-    spoil(&here);
-    spoil(&there);
-    let mut moved = false;
-    for step in 0.. {
-        if case.relay && step == 2 && !moved {
-            let pairs: Vec<(u32, u32)> = table.concat().into_iter().zip(other.concat()).collect();
-            for group in 0..here.pool().geometry().num_layer_groups {
-                // SAFETY: no step is running on either side.
-                unsafe { copy_blocks(here.pool(), there.pool(), &pairs, Some(group)).unwrap() };
-            }
-            std::mem::swap(&mut here, &mut there);
-            table.clone_from(&other);
-            moved = true;
-        }
-        // Sequences join one step apart, so that companions differ at every step.
-        let active: Vec<usize> = (0..n).filter(|&i| i <= step && done[i] < texts[i].len()).collect();
-        if active.is_empty() && step >= n {
-            break;
-        }
-        let size = |i: usize, done: &[usize]| {
-            case.chunks[(step + i) % case.chunks.len()].min(texts[i].len() - done[i])
-        };
-        let rows: Vec<Row<'_>> = active
-            .iter()
-            .map(|&i| {
-                let chunk = &texts[i][done[i]..done[i] + size(i, &done)];
-                Row { logits: Logits::All, ..row(i as u32, chunk, done[i], &table[i]) }
-            })
-            .collect();
-        let outputs = run(&mut here, &rows);
-        for (&i, bits) in active.iter().zip(outputs) {
-            done[i] += size(i, &done);
-            logits[i].extend(bits);
-        }
-    }
-    for (text, bits) in texts.iter().zip(logits) {
-        assert!(bits == alone(weights, text), "{case:?}");
-    }
+fn check(weights: &Arc<CpuWeights>, (case, threads): &(Case, usize)) {
+    law::check(case, backend(weights, *threads), backend(weights, 1), backend(weights, 1));
+}
+
+/// All logits of `ids`, alone, in one piece, on one thread.
+fn alone(weights: &Arc<CpuWeights>, ids: &[u32]) -> Vec<f32> {
+    law::alone(&mut backend(weights, 1), ids)
 }
 
 proptest! {
@@ -182,15 +76,10 @@ proptest! {
     }
 }
 
-fn as_floats(bits: &[u32]) -> Vec<f32> {
-    bits.iter().map(|&b| f32::from_bits(b)).collect()
-}
-
-fn largest_difference(a: &[u32], b: &[u32]) -> f32 {
-    let (a, b) = (as_floats(a), as_floats(b));
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     assert!(a.iter().all(|x| x.is_finite()));
-    a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
 /// Every storage type: the vector tier is the scalar one up to rounding.

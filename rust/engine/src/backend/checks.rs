@@ -28,6 +28,14 @@ pub(super) fn check_limits(
     Ok(())
 }
 
+/// A slot's last token is forgotten; `has_token` says of each slot whether it has one.
+pub(super) fn forget_token(has_token: &mut [bool], slot: u32) -> Result<(), BackendError> {
+    let limit = has_token.len().saturating_sub(1);
+    let entry = has_token.get_mut(slot as usize);
+    *entry.ok_or(BackendError::Limit { what: "slot", limit, found: slot as usize })? = false;
+    Ok(())
+}
+
 /// What a step is checked against.
 pub(super) struct Checks<'a> {
     pub(super) limits: &'a Limits,

@@ -3,8 +3,12 @@
 
 mod agreement;
 mod backend;
+#[path = "../shared/belief.rs"]
+mod belief;
 mod common;
 mod engines;
 mod faults;
+#[path = "../shared/law.rs"]
+mod law;
 mod laws;
 mod transfers;

@@ -4,11 +4,8 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
-use kvrelay_core::latency::linear::{DecodeTerms, Linear, PrefillTerms};
-use kvrelay_core::latency::{LatencyModel, Link};
 use kvrelay_core::policy::{Policy, built_in};
 use kvrelay_core::record::{FinishReason, RequestRecord};
-use kvrelay_core::scheduler::Belief;
 use kvrelay_engine::backend::cpu::{CpuBackend, CpuConfig, CpuWeights, Tier};
 use kvrelay_engine::backend::{Backend, Input, Limits, Logits, Row};
 use kvrelay_engine::{Engine, EngineConfig, Handle, Numerics, Output, Submission};
@@ -16,6 +13,7 @@ use kvrelay_model::sampling::uniform;
 use kvrelay_model::testing::TinyLlama;
 use kvrelay_model::{Model, SamplingParams};
 
+use crate::belief::belief;
 use crate::doubles::{Trouble, Troubled};
 
 /// Longer than anything here takes; a wait that reaches it has hung.
@@ -27,19 +25,6 @@ pub(crate) const BLOCK: u32 = 16;
 pub(crate) fn model() -> Arc<Model> {
     static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
     MODEL.get_or_init(|| Arc::new(TinyLlama { num_layers: 2, ..TinyLlama::default() }.model())).clone()
-}
-
-/// Any belief will do where no test looks at it; measuring would cost time.
-pub(crate) fn belief(workers: usize) -> Belief {
-    let decode = DecodeTerms { constant: 0.2, per_context: 1e-4, per_row: 0.1 };
-    let model = Linear {
-        prefill: PrefillTerms { constant: 0.2, per_token: 0.05, per_square: 0.0 },
-        decode_small: decode,
-        decode_large: decode,
-        large_from: u32::MAX,
-    };
-    let model: Arc<dyn LatencyModel> = Arc::new(model);
-    Belief { steps: vec![model; workers], link: Link::INSTANT, kv_bytes_per_token: 1024 }
 }
 
 pub(crate) fn config(topology: &str) -> EngineConfig {

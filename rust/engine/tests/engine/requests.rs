@@ -259,7 +259,7 @@ fn impossible_engines_are_refused_with_the_numbers() {
     let mut long = config("1M");
     long.limits.max_model_len = Some(300);
     assert!(refused(long).contains("at most 256, the model's context length, found 300"));
-    let other = EngineConfig { belief: Some(crate::common::belief(3)), ..config("1M") };
+    let other = EngineConfig { belief: Some(crate::belief::belief(3)), ..config("1M") };
     assert!(refused(other).contains("belief: expected 1 latency models, one a worker, found 3"));
     let few = crate::common::backends(&config("1M"));
     let error = Engine::with_backends(model(), config("1P1D"), few, policy("fcfs")).unwrap_err();

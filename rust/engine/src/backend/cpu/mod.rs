@@ -237,12 +237,7 @@ impl Backend for CpuBackend {
     }
 
     fn release(&mut self, slot: u32) -> Result<(), BackendError> {
-        let Some(has_token) = self.has_token.get_mut(slot as usize) else {
-            let limit = self.limits.max_slots - 1;
-            return Err(BackendError::Limit { what: "slot", limit, found: slot as usize });
-        };
-        *has_token = false;
-        Ok(())
+        checks::forget_token(&mut self.has_token, slot)
     }
 
     fn progress(&self) -> &Arc<Progress> {

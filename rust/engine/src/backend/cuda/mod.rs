@@ -31,7 +31,7 @@ use self::graphs::Graphs;
 use self::inputs::{Buckets, Inputs};
 use self::product::{Own, Product};
 use self::step::{Events, StepBuffer};
-use super::checks::{Checks, check_limits};
+use super::checks::{Checks, check_limits, forget_token};
 use super::{Backend, BackendError, KvGeometry, KvPool, Limits, Progress, Row, StepOutput, Ticket};
 
 pub use device::CudaDevice;
@@ -326,12 +326,7 @@ impl Backend for CudaBackend {
     }
 
     fn release(&mut self, slot: u32) -> Result<(), BackendError> {
-        let Some(has_token) = self.has_token.get_mut(slot as usize) else {
-            let limit = self.limits.max_slots - 1;
-            return Err(BackendError::Limit { what: "slot", limit, found: slot as usize });
-        };
-        *has_token = false;
-        Ok(())
+        forget_token(&mut self.has_token, slot)
     }
 
     fn progress(&self) -> &Arc<Progress> {
